@@ -1,0 +1,624 @@
+// The engine: blocks of samples that fit in the cache go through moments, scan and apply while they are there.
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <new>
+
+#include "onlinenorm.h"
+#include "pack.h"
+#include "parallel.h"
+#include "steps.h"
+
+namespace onlinenorm {
+namespace {
+
+// ---- what this machine is
+
+enum Isa { kBaseline, kAvx2, kAvx512 };
+
+Isa detect_isa() {
+    Isa best = kBaseline;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) best = kAvx2;
+    if (best == kAvx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        best = kAvx512;
+    }
+    if (const char* wanted = std::getenv("ONLINENORM_ISA")) {
+        if (!std::strcmp(wanted, "baseline")) return kBaseline;
+        if (!std::strcmp(wanted, "avx2") && best > kAvx2) return kAvx2;
+    }
+#endif
+    return best;
+}
+
+const Isa isa = detect_isa();
+
+// One of the steps, at the instruction set of this machine.
+#if defined(__x86_64__)
+#define STEP(name)                                               \
+    ([](const auto&... a) INLINE_LAMBDA {                        \
+        if (isa == kAvx512) return avx512::name(a...);           \
+        if (isa == kAvx2) return avx2::name(a...);               \
+        return baseline::name(a...);                             \
+    })
+#else
+#define STEP(name) ([](const auto&... a) INLINE_LAMBDA { return baseline::name(a...); })
+#endif
+
+int64_t cache_bytes(int name, int64_t otherwise) {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    const long bytes = sysconf(name);
+    if (bytes > 0) return bytes;
+#endif
+    (void)name;
+    return otherwise;
+}
+
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+const int64_t core_cache = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
+const int64_t last_cache = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 16 << 20);
+#else
+const int64_t core_cache = 512 << 10;
+const int64_t last_cache = 16 << 20;
+#endif
+
+constexpr int64_t kGrain = 16384;       // scalars that are worth another thread
+constexpr int64_t kFusedScalars = 8192;  // scalars that stay in the innermost cache between two steps
+
+// ---- scratch
+
+// Hands out pieces of one buffer, which each thread keeps from call to call. A layout is a function that takes its
+// pieces from a Scratch; it runs once to count and once to take.
+class Scratch {
+public:
+    template <class Layout>
+    static void provide(Layout layout) {
+        Scratch counting{nullptr};
+        layout(counting);
+        thread_local std::unique_ptr<char[]> buffer;
+        thread_local size_t capacity = 0;
+        if (counting.used > capacity) {
+            buffer.reset();
+            capacity = 0;
+            buffer.reset(new char[counting.used]);
+            capacity = counting.used;
+        }
+        Scratch taking{buffer.get()};
+        layout(taking);
+    }
+    template <class E>
+    void take(E*& piece, int64_t count) {
+        used = (used + 63) / 64 * 64;
+        if (base) piece = reinterpret_cast<E*>(base + used);
+        used += sizeof(E) * size_t(count);
+    }
+    template <class A>
+    void take(Affine<A>& affine, int64_t count) {
+        take(affine.shift, count);
+        take(affine.scale, count);
+        take(affine.offset, count);
+    }
+
+private:
+    explicit Scratch(char* base) : base(base) {}
+    char* base;
+    size_t used = 64;  // room to align the buffer itself is not needed: loads are unaligned
+};
+
+// ---- parameters
+
+template <class P, class A>
+void read_parameters_as(const void* from, int64_t channels, int64_t padded, A otherwise, A* to) {
+    for (int64_t c = 0; c < padded; c += kLanes) {
+        const int64_t some = channels - c < kLanes ? channels - c : kLanes;
+        Pack<A> value(A(0));
+        if (from) {
+            const auto read = load(static_cast<const P*>(from) + c, some, 0);
+            value = narrow<A>(widen(read));
+        }
+        store(to + c, value);
+        if (!from) {
+            for (int64_t j = 0; j < some; ++j) to[c + j] = otherwise;
+        }
+    }
+}
+
+template <class T, class A>
+void read_parameters(const onlinenorm_layer& layer, const Geometry& g, const void* from, A otherwise, A* to) {
+    if (layer.param_dtype == layer.dtype) return read_parameters_as<T>(from, g.channels, g.padded, otherwise, to);
+    read_parameters_as<float>(from, g.channels, g.padded, otherwise, to);
+}
+
+template <class P>
+void write_parameters_as(const double* from, int64_t channels, void* to) {
+    for (int64_t c = 0; c < channels; c += kLanes) {
+        store(static_cast<P*>(to) + c, narrow<Accumulator<P>>(load(from + c)), channels - c);
+    }
+}
+
+template <class T>
+void write_parameters(const onlinenorm_layer& layer, const Geometry& g, const double* from, void* to) {
+    if (!to) return;
+    if (layer.param_dtype == layer.dtype) return write_parameters_as<T>(from, g.channels, to);
+    write_parameters_as<float>(from, g.channels, to);
+}
+
+void copy_padded(double* to, const double* from, const Geometry& g, double padding) {
+    std::memcpy(to, from, size_t(g.channels) * sizeof(double));
+    for (int64_t c = g.channels; c < g.padded; ++c) to[c] = padding;
+}
+
+// ---- the loop over blocks
+
+// What the forward leaves for the backward: the statistics before the call, then the moments of every sample.
+template <class A>
+struct Replay {
+    double *mean = nullptr, *var = nullptr;  // [padded]
+    A* moments = nullptr;                    // [N][2][padded]; null where D = 1: there they are x itself
+
+    Replay(const Geometry& g, const void* buffer) {
+        if (!buffer) return;
+        mean = static_cast<double*>(const_cast<void*>(buffer));
+        var = mean + g.padded;
+        if (g.elements != 1) moments = reinterpret_cast<A*>(var + g.padded);
+    }
+    A* of(const Geometry& g, int64_t sample) const { return moments ? moments + 2 * sample * g.padded : nullptr; }
+};
+
+template <class T>
+class Call {
+    using A = Accumulator<T>;
+    static constexpr A kUnbounded = std::numeric_limits<A>::infinity();
+
+public:
+    explicit Call(const onlinenorm_layer& layer)
+        : layer(layer),
+          g{layer.channels, layer.elements, layer.layout == ONLINENORM_NDC},
+          scaling(layer.guard == ONLINENORM_GUARD_LAYER_SCALING),
+          bound(layer.guard == ONLINENORM_GUARD_CLAMP ? A(layer.clamp_value) : kUnbounded),
+          streaming(layer.samples * g.size * int64_t(sizeof(T)) > last_cache / 2) {
+        const int64_t worth = layer.samples * g.size / kGrain;
+        threads = worth < 1 ? 1 : int(smaller(worth, layer.threads));
+    }
+
+    void forward(onlinenorm_state& state, const T* x, const void* weight, const void* bias, T* z, void* replay_buffer) {
+        const Replay<A> replay(g, replay_buffer);
+        const bool needs_moments = layer.training || scaling;
+        if (g.elements != 1) block = block_for(streaming ? 1 : 2);
+        const int64_t rows = block * g.padded;
+
+        double *mean, *var, *chunk_mean, *chunk_square, *square, *inv_zeta;
+        A *gamma, *beta, *u;
+        Affine<A> affine{};
+        Scratch::provide([&](Scratch& s) {
+            s.take(mean, g.padded);
+            s.take(var, g.padded);
+            s.take(gamma, g.padded);
+            s.take(beta, g.padded);
+            s.take(square, 2 * block * g.strips);
+            s.take(inv_zeta, threads * block);
+            if (g.elements == 1) return s.take(u, rows);
+            s.take(affine, rows);
+            s.take(chunk_mean, rows * g.chunks);
+            s.take(chunk_square, rows * g.chunks);
+        });
+        copy_padded(mean, state.mean, g, 0);
+        copy_padded(var, state.var, g, 1);
+        read_parameters<T>(layer, g, weight, A(1), gamma);
+        read_parameters<T>(layer, g, bias, A(0), beta);
+        if (replay.mean) {
+            std::memcpy(replay.mean, mean, size_t(g.padded) * sizeof(double));
+            std::memcpy(replay.var, var, size_t(g.padded) * sizeof(double));
+        }
+        if (g.elements != 1) clear_padding(chunk_mean, chunk_square, rows * g.chunks);
+
+        in_parallel(threads, [&](const Team& team) {
+            const Share strips(team, g.strips);
+            const int64_t first = strips.first * kStrip, last = smaller(strips.last * kStrip, g.padded);
+            double* const zoom = inv_zeta + team.rank * block;
+            if (!scaling) for (int64_t n = 0; n < block; ++n) zoom[n] = 1;
+
+            for (int64_t start = 0, parity = 0; start < layer.samples; start += block, parity ^= 1) {
+                const int64_t samples = smaller(block, layer.samples - start);
+                const T* const from = x + start * g.size;
+                T* const to = z + start * g.size;
+                double* const squares = square + parity * block * g.strips;
+
+                if (g.elements == 1) {
+                    STEP(scan_scalars)(g, ScalarForward<T>{samples, g.channels, layer.alpha_fwd, layer.eps,
+                                                           layer.training != 0, mean, var, gamma, beta, from, u, squares},
+                                       first, last);
+                    if (scaling) {
+                        team.barrier();
+                        find_inv_zeta(squares, samples, zoom);
+                    }
+                    STEP(apply_scalars)(g, u, to, samples, first, last, zoom, bound);
+                    continue;
+                }
+
+                StatisticsScan<A> scan = statistics(samples, mean, var, gamma, beta);
+                StatisticsScan<A> coefficients = scan;  // what apply needs
+                coefficients.normalise.shift = affine.shift;
+                coefficients.affine = affine;
+                // Without layer scaling no sample waits for itself, and one pass can serve moments and apply.
+                const bool fused = !scaling && (block == 1 || !needs_moments);
+                StatisticsScan<A>& moving = fused ? scan : coefficients;  // what needs the moments
+                moving.chunk_mean = chunk_mean;
+                moving.chunk_square = chunk_square;
+                moving.keep = replay.of(g, start);
+                moving.square = scaling ? squares : nullptr;
+                coefficients.advance &= !fused;
+
+                const Share units(team, samples * g.units);
+                if (fused) {
+                    STEP(scan_statistics)(g, coefficients, first, last);
+                    team.barrier();
+                    over_fused(units, [&](int64_t one, int64_t end) {
+                        if (needs_moments) STEP(moments)(g, from, one, end, chunk_mean, chunk_square);
+                        STEP(apply)(g, from, to, one, end, affine, zoom, bound, streaming);
+                    });
+                    team.barrier();
+                    if (needs_moments) STEP(scan_statistics)(g, scan, first, last);
+                } else {
+                    STEP(moments)(g, from, units.first, units.last, chunk_mean, chunk_square);
+                    team.barrier();
+                    STEP(scan_statistics)(g, coefficients, first, last);
+                    team.barrier();
+                    if (scaling) find_inv_zeta(squares, samples, zoom);
+                    STEP(apply)(g, from, to, units.first, units.last, affine, zoom, bound, streaming);
+                }
+            }
+        });
+        if (!layer.training) return;
+        std::memcpy(state.mean, mean, size_t(g.channels) * sizeof(double));
+        std::memcpy(state.var, var, size_t(g.channels) * sizeof(double));
+        if (state.num_samples) *state.num_samples += layer.samples;
+    }
+
+    void backward(onlinenorm_state& state, const T* x, const T* grad_z, const void* weight, const void* bias,
+                  const void* replay_buffer, T* grad_x, void* grad_weight, void* grad_bias) {
+        const Replay<A> replay(g, replay_buffer);
+        const double decay = layer.training ? 1 - layer.alpha_bwd : 0;
+        if (g.elements != 1) block = block_for(streaming ? 2 : 3);
+        const int64_t rows = block * g.padded;
+
+        struct Replayed {  // of one block; a block is replayed while the one before it is still in use
+            Affine<A> normalise, affine;
+            double *y1, *y2, *square, *product;
+            A *y, *inv;
+        } replayed[2];
+        double *mean, *var, *control_y, *control_1, *grad_gamma, *grad_beta, *inv_zeta, *common;
+        double *chunk_grad, *chunk_product;
+        A *gamma, *beta, *grad_scale, *x_scale, *grad_offset;
+        Scratch::provide([&](Scratch& s) {
+            for (double** stream : {&mean, &var, &control_y, &control_1, &grad_gamma, &grad_beta}) {
+                s.take(*stream, g.padded);
+            }
+            s.take(gamma, g.padded);
+            s.take(beta, g.padded);
+            s.take(inv_zeta, threads * block);
+            s.take(common, threads * block);
+            for (Replayed& r : replayed) {
+                s.take(r.square, block * g.strips);
+                if (g.elements == 1) {
+                    s.take(r.product, block * g.strips);
+                    s.take(r.y, rows);
+                    s.take(r.inv, rows);
+                } else {
+                    s.take(r.normalise, rows);
+                    s.take(r.affine, rows);
+                    s.take(r.y1, rows);
+                    s.take(r.y2, rows);
+                }
+            }
+            if (g.elements == 1) return;
+            s.take(chunk_grad, rows * g.chunks);
+            s.take(chunk_product, rows * g.chunks);
+            for (A** coefficient : {&grad_scale, &x_scale, &grad_offset}) s.take(*coefficient, rows);
+        });
+        std::memcpy(mean, replay.mean, size_t(g.padded) * sizeof(double));
+        std::memcpy(var, replay.var, size_t(g.padded) * sizeof(double));
+        copy_padded(control_y, state.control_y, g, 0);
+        copy_padded(control_1, state.control_1, g, 0);
+        std::memset(grad_gamma, 0, size_t(g.padded) * sizeof(double));
+        std::memset(grad_beta, 0, size_t(g.padded) * sizeof(double));
+        read_parameters<T>(layer, g, weight, A(1), gamma);
+        read_parameters<T>(layer, g, bias, A(0), beta);
+        if (g.elements != 1) clear_padding(chunk_grad, chunk_product, rows * g.chunks);
+
+        in_parallel(threads, [&](const Team& team) {
+            const Share strips(team, g.strips);
+            const int64_t first = strips.first * kStrip, last = smaller(strips.last * kStrip, g.padded);
+            double *const zoom = inv_zeta + team.rank * block, *const pull = common + team.rank * block;
+            for (int64_t n = 0; n < block; ++n) {
+                zoom[n] = 1;
+                pull[n] = 0;
+            }
+            const auto samples_from = [&](int64_t start) { return smaller(block, layer.samples - start); };
+
+            const auto replay_block = [&](int64_t start, Replayed& r) {
+                StatisticsScan<A> scan = statistics(samples_from(start), mean, var, gamma, beta);
+                scan.moments = replay.of(g, start);
+                scan.normalise = r.normalise;
+                if (bound < kUnbounded) scan.affine = r.affine;
+                scan.y1 = r.y1;
+                scan.y2 = r.y2;
+                scan.square = scaling ? r.square : nullptr;
+                STEP(scan_statistics)(g, scan, first, last);
+            };
+            if (g.elements != 1) replay_block(0, replayed[0]);
+
+            for (int64_t start = 0, parity = 0; start < layer.samples; start += block, parity ^= 1) {
+                const int64_t samples = samples_from(start);
+                const T *const from = x + start * g.size, *const grads = grad_z + start * g.size;
+                T* const to = grad_x ? grad_x + start * g.size : nullptr;
+                Replayed& r = replayed[parity];
+
+                if (g.elements == 1) {
+                    const ScalarForward<T> again{samples, g.channels, layer.alpha_fwd, layer.eps, layer.training != 0,
+                                                 mean, var, gamma, beta, from, nullptr, r.square};
+                    STEP(replay_scalars)(g, ScalarReplay<T>{again, grads, r.y, r.inv, r.product}, first, last);
+                    if (scaling) {
+                        team.barrier();
+                        find_inv_zeta(r.square, samples, zoom);
+                        for (int64_t n = 0; n < samples; ++n) {
+                            pull[n] = sum_strips(r.product, n) / double(g.channels) * zoom[n];
+                        }
+                    }
+                    STEP(control_scalars)(g, ScalarBackward<T>{samples, g.channels, decay, layer.training != 0, bound,
+                                                               gamma, beta, r.y, r.inv, grads, zoom, pull, control_y,
+                                                               control_1, grad_gamma, grad_beta, to},
+                                          first, last);
+                    continue;
+                }
+
+                ControlScan<A> control{};
+                control.samples = samples;
+                control.decay = decay;
+                control.advance = layer.training;
+                control.gamma = gamma;
+                control.beta = beta;
+                control.normalise = r.normalise;
+                control.y1 = r.y1;
+                control.y2 = r.y2;
+                control.inv_zeta = zoom;
+                control.common = pull;
+                control.control_y = control_y;
+                control.control_1 = control_1;
+                control.grad_gamma = grad_gamma;
+                control.grad_beta = grad_beta;
+                control.grad_scale = grad_scale;
+                control.x_scale = x_scale;
+                control.grad_offset = grad_offset;
+                ControlScan<A> coefficients = control;
+                control.chunk_grad = chunk_grad;
+                control.chunk_product = chunk_product;
+
+                Affine<A> passing = r.affine;  // where the clamp let the value pass
+                passing.shift = r.normalise.shift;
+                const auto reduce = [&](int64_t one, int64_t end) {
+                    STEP(grad_moments)(g, from, grads, one, end, passing, bound, chunk_grad, chunk_product);
+                };
+                const auto apply_to = [&](int64_t one, int64_t end) {
+                    STEP(apply_grad)(g, from, grads, to, one, end, passing, bound, grad_scale, x_scale, grad_offset,
+                                     streaming);
+                };
+                const auto replay_next = [&] {
+                    if (start + block < layer.samples) replay_block(start + block, replayed[parity ^ 1]);
+                };
+
+                const Share units(team, samples * g.units);
+                if (!scaling && block == 1 && grad_x) {
+                    STEP(scan_control)(g, coefficients, first, last);
+                    team.barrier();
+                    over_fused(units, [&](int64_t one, int64_t end) {
+                        reduce(one, end);
+                        apply_to(one, end);
+                    });
+                    team.barrier();
+                    STEP(scan_control)(g, control, first, last);
+                    replay_next();
+                } else {
+                    if (start == 0) team.barrier();  // the first replay
+                    reduce(units.first, units.last);
+                    team.barrier();
+                    if (scaling) {
+                        find_inv_zeta(r.square, samples, zoom);
+                        STEP(control_common)(g, control, pull);
+                    }
+                    STEP(scan_control)(g, control, first, last);
+                    replay_next();
+                    team.barrier();
+                    if (grad_x) apply_to(units.first, units.last);
+                }
+            }
+        });
+        write_parameters<T>(layer, g, grad_gamma, grad_weight);
+        write_parameters<T>(layer, g, grad_beta, grad_bias);
+        if (!layer.training) return;
+        std::memcpy(state.control_y, control_y, size_t(g.channels) * sizeof(double));
+        std::memcpy(state.control_1, control_1, size_t(g.channels) * sizeof(double));
+    }
+
+private:
+    const onlinenorm_layer& layer;
+    const Geometry g;
+    const bool scaling;
+    const A bound;
+    const bool streaming;
+    int threads;
+    int64_t block = 64;
+
+    StatisticsScan<A> statistics(int64_t samples, double* mean, double* var, const A* gamma, const A* beta) const {
+        StatisticsScan<A> scan{};
+        scan.samples = samples;
+        scan.alpha = layer.alpha_fwd;
+        scan.eps = layer.eps;
+        scan.advance = layer.training;
+        scan.mean = mean;
+        scan.var = var;
+        scan.gamma = gamma;
+        scan.beta = beta;
+        return scan;
+    }
+
+    // Samples whose tensors fit in the cores' caches together.
+    int64_t block_for(int64_t tensors) const {
+        const int64_t bytes = g.size * int64_t(sizeof(T)) * tensors;
+        const int64_t fit = threads * core_cache * 3 / 4 / bytes;
+        return fit < 1 ? 1 : smaller(fit, layer.samples);
+    }
+
+    // Planes write no more than their own channel; the rest of a pack has to be zero.
+    void clear_padding(double* a, double* b, int64_t count) const {
+        if (g.padded == g.channels) return;
+        std::memset(a, 0, size_t(count) * sizeof(double));
+        std::memset(b, 0, size_t(count) * sizeof(double));
+    }
+
+    double sum_strips(const double* by_strip, int64_t n) const {
+        double total = 0;
+        for (int64_t strip = 0; strip < g.strips; ++strip) total += by_strip[n * g.strips + strip];
+        return total;
+    }
+
+    // eq. 9: zeta is the root mean square over all features of the sample.
+    void find_inv_zeta(const double* square, int64_t samples, double* inv_zeta) const {
+        for (int64_t n = 0; n < samples; ++n) {
+            inv_zeta[n] = 1 / std::sqrt(sum_strips(square, n) / double(g.channels) + layer.guard_eps);
+        }
+    }
+
+    // Both steps on a piece that stays in the innermost cache, then the next piece.
+    template <class Body>
+    void over_fused(const Share& units, const Body& body) const {
+        const int64_t scalars = g.channels_last ? g.chunk * smaller(kStrip, g.channels) : g.chunk_elements(0);
+        const int64_t step = scalars < kFusedScalars ? kFusedScalars / scalars : 1;
+        for (int64_t one = units.first; one < units.last; one += step) body(one, smaller(one + step, units.last));
+    }
+};
+
+// ---- checks, and from enumerators to types
+
+bool valid(const onlinenorm_layer* layer) {
+    if (!layer) return false;
+    const onlinenorm_layer& l = *layer;
+    return l.samples >= 0 && l.channels >= 1 && l.elements >= 0 && l.layout >= ONLINENORM_NCD &&
+           l.layout <= ONLINENORM_NDC && l.dtype >= ONLINENORM_FLOAT32 && l.dtype <= ONLINENORM_FLOAT16 &&
+           (l.param_dtype == l.dtype || l.param_dtype == ONLINENORM_FLOAT32) && l.guard >= ONLINENORM_GUARD_NONE &&
+           l.guard <= ONLINENORM_GUARD_CLAMP && l.threads >= 1 && l.alpha_fwd >= 0 && l.alpha_fwd < 1 &&
+           l.alpha_bwd >= 0 && l.alpha_bwd < 1 && l.eps >= 0 && l.guard_eps >= 0 && l.clamp_value > 0;
+}
+
+template <class Body>
+onlinenorm_status with_type(const onlinenorm_layer& layer, const Body& body) {
+    try {
+        switch (layer.dtype) {
+            case ONLINENORM_FLOAT32: body(float{}); break;
+            case ONLINENORM_FLOAT64: body(double{}); break;
+            case ONLINENORM_BFLOAT16: body(bfloat16{}); break;
+            case ONLINENORM_FLOAT16: body(float16{}); break;
+        }
+    } catch (const std::bad_alloc&) {
+        return ONLINENORM_OUT_OF_MEMORY;
+    }
+    return ONLINENORM_OK;
+}
+
+bool empty(const onlinenorm_layer& layer) { return layer.samples == 0 || layer.elements == 0; }
+
+}  // namespace
+
+void floor_forward(const float* a, float* out, int64_t count, int threads, bool streaming) {
+    in_parallel(threads, [&](const Team& team) {
+        const Share part(team, count / kLanes);
+        STEP(read_one_write_one)(a + part.first * kLanes, out + part.first * kLanes,
+                                 (part.last - part.first) * kLanes, streaming);
+    });
+}
+
+void floor_backward(const float* a, const float* b, float* out, int64_t count, int threads, bool streaming) {
+    in_parallel(threads, [&](const Team& team) {
+        const Share part(team, count / kLanes);
+        STEP(read_two_write_one)(a + part.first * kLanes, b + part.first * kLanes, out + part.first * kLanes,
+                                 (part.last - part.first) * kLanes, streaming);
+    });
+}
+
+}  // namespace onlinenorm
+
+using namespace onlinenorm;
+
+onlinenorm_layer onlinenorm_layer_init(int64_t channels, int64_t elements) {
+    onlinenorm_layer layer{};
+    layer.samples = 1;
+    layer.channels = channels;
+    layer.elements = elements;
+    layer.layout = ONLINENORM_NCD;
+    layer.dtype = layer.param_dtype = ONLINENORM_FLOAT32;
+    layer.guard = ONLINENORM_GUARD_LAYER_SCALING;
+    layer.training = 1;
+    layer.threads = 1;
+    layer.alpha_fwd = 0.999;
+    layer.alpha_bwd = 0.99;
+    layer.eps = layer.guard_eps = 1e-5;
+    layer.clamp_value = 5;
+    return layer;
+}
+
+size_t onlinenorm_replay_bytes(const onlinenorm_layer* layer) {
+    if (!valid(layer) || empty(*layer)) return 0;
+    const Geometry g{layer->channels, layer->elements, layer->layout == ONLINENORM_NDC};
+    const size_t scalar = layer->dtype == ONLINENORM_FLOAT64 ? sizeof(double) : sizeof(float);
+    const size_t moments = g.elements == 1 ? 0 : 2 * size_t(layer->samples) * scalar;
+    return size_t(g.padded) * (2 * sizeof(double) + moments);
+}
+
+onlinenorm_status onlinenorm_forward(const onlinenorm_layer* layer, onlinenorm_state* state, const void* x,
+                                     const void* weight, const void* bias, void* z, void* replay) {
+    if (!valid(layer) || !state || !state->mean || !state->var) return ONLINENORM_BAD_ARGUMENT;
+    if (empty(*layer)) return ONLINENORM_OK;
+    if (!x || !z) return ONLINENORM_BAD_ARGUMENT;
+    return with_type(*layer, [&](auto type) {
+        using T = decltype(type);
+        Call<T>(*layer).forward(*state, static_cast<const T*>(x), weight, bias, static_cast<T*>(z), replay);
+    });
+}
+
+onlinenorm_status onlinenorm_backward(const onlinenorm_layer* layer, onlinenorm_state* state, const void* x,
+                                      const void* grad_z, const void* weight, const void* bias, const void* replay,
+                                      void* grad_x, void* grad_weight, void* grad_bias) {
+    if (!valid(layer) || !state || !state->control_y || !state->control_1) return ONLINENORM_BAD_ARGUMENT;
+    if (empty(*layer)) {
+        const size_t scalar = layer->param_dtype == ONLINENORM_FLOAT64 ? 8 : layer->param_dtype ? 2 : 4;
+        if (grad_weight) std::memset(grad_weight, 0, size_t(layer->channels) * scalar);
+        if (grad_bias) std::memset(grad_bias, 0, size_t(layer->channels) * scalar);
+        return ONLINENORM_OK;
+    }
+    if (!x || !grad_z || !replay) return ONLINENORM_BAD_ARGUMENT;
+    return with_type(*layer, [&](auto type) {
+        using T = decltype(type);
+        Call<T>(*layer).backward(*state, static_cast<const T*>(x), static_cast<const T*>(grad_z), weight, bias, replay,
+                                 static_cast<T*>(grad_x), grad_weight, grad_bias);
+    });
+}
+
+const char* onlinenorm_status_text(onlinenorm_status status) {
+    switch (status) {
+        case ONLINENORM_OK: return "ok";
+        case ONLINENORM_BAD_ARGUMENT: return "an argument is out of range or missing";
+        case ONLINENORM_OUT_OF_MEMORY: return "out of memory";
+    }
+    return "unknown status";
+}
+
+const char* onlinenorm_isa(void) {
+    return isa == kAvx512 ? "avx512" : isa == kAvx2 ? "avx2" : "baseline";
+}

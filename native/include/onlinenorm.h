@@ -1,0 +1,121 @@
+/* Online Normalization for training neural networks: the C interface of the engine.
+ *
+ * Chiley et al., "Online Normalization for Training Neural Networks", NeurIPS 2019. A layer has C channels. It is
+ * fed samples of C x D scalars, one after the other, and keeps four numbers per channel between them: the streaming
+ * mean and variance, which the forward advances, and two control errors, which the backward advances. The caller owns
+ * that state, the parameters and every buffer; the engine keeps nothing between calls and allocates only scratch.
+ *
+ * Results do not depend on the number of threads, on the SIMD width chosen at run time, or on how a stream of samples
+ * is cut into calls (for parameters that do not change in between): outputs, input gradients and state agree bit for
+ * bit. Every call either succeeds or changes nothing. Calls on different layers may run at the same time.
+ */
+#ifndef ONLINENORM_H
+#define ONLINENORM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define ONLINENORM_API
+#else
+#define ONLINENORM_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    ONLINENORM_OK = 0,
+    ONLINENORM_BAD_ARGUMENT = 1, /* a size, factor or enumerator out of range, or a required pointer that is NULL */
+    ONLINENORM_OUT_OF_MEMORY = 2 /* no scratch memory */
+} onlinenorm_status;
+
+typedef enum {
+    ONLINENORM_FLOAT32 = 0,
+    ONLINENORM_FLOAT64 = 1,
+    ONLINENORM_BFLOAT16 = 2,
+    ONLINENORM_FLOAT16 = 3
+} onlinenorm_dtype;
+
+typedef enum {
+    ONLINENORM_NCD = 0, /* the D scalars of a channel lie together */
+    ONLINENORM_NDC = 1  /* the C channels of a position lie together (channels last) */
+} onlinenorm_layout;
+
+typedef enum {
+    ONLINENORM_GUARD_NONE = 0,
+    ONLINENORM_GUARD_LAYER_SCALING = 1, /* the paper's, eq. 9: divide by the root mean square of the whole sample */
+    ONLINENORM_GUARD_CLAMP = 2          /* clip the affine output at +-clamp_value */
+} onlinenorm_guard;
+
+/* What a call works on. Fill it once for a layer and a shape; onlinenorm_layer_init gives the paper's settings. */
+typedef struct {
+    int64_t samples;        /* N, may be 0 */
+    int64_t channels;       /* C, at least 1 */
+    int64_t elements;       /* D, may be 0 */
+    int32_t layout;         /* onlinenorm_layout */
+    int32_t dtype;          /* onlinenorm_dtype of x, z and their gradients */
+    int32_t param_dtype;    /* onlinenorm_dtype of weight, bias and their gradients: dtype's or ONLINENORM_FLOAT32 */
+    int32_t guard;          /* onlinenorm_guard */
+    int32_t training;       /* 1: the streams advance; 0: they are read only (evaluation) */
+    int32_t threads;        /* at most this many */
+    double alpha_fwd;       /* decay of the statistics, in [0, 1) */
+    double alpha_bwd;       /* decay of the control process, in [0, 1) */
+    double eps;             /* added to the variance */
+    double guard_eps;       /* added to the second moment under layer scaling's root */
+    double clamp_value;     /* bound of ONLINENORM_GUARD_CLAMP */
+} onlinenorm_layer;
+
+/* The state of a layer: C doubles each. It starts at mean 0, var 1, control_y 0, control_1 0, num_samples 0. */
+typedef struct {
+    double *mean;
+    double *var;
+    double *control_y;    /* the paper's epsilon^(y), eq. 11 */
+    double *control_1;    /* the paper's epsilon^(1), eq. 12 */
+    int64_t *num_samples; /* counts the samples of training forwards; may be NULL */
+} onlinenorm_state;
+
+/* The paper's settings for N = 1, one thread, float32, NCD. */
+ONLINENORM_API onlinenorm_layer onlinenorm_layer_init(int64_t channels, int64_t elements);
+
+/* Bytes of what a forward keeps for its backward beside x: the statistics before the call and the samples' moments. */
+ONLINENORM_API size_t onlinenorm_replay_bytes(const onlinenorm_layer *layer);
+
+/* Forward, eqs. 8 and 9. weight and bias may be NULL (1 and 0). replay: onlinenorm_replay_bytes bytes, 8-byte aligned,
+ * or NULL if no backward follows. In training, mean, var and num_samples advance by N samples.
+ * A channel whose moments are not finite in some sample keeps its statistics for that sample. */
+ONLINENORM_API onlinenorm_status onlinenorm_forward(const onlinenorm_layer *layer, onlinenorm_state *state,
+                                                    const void *x, const void *weight, const void *bias, void *z,
+                                                    void *replay);
+
+/* Backward, eqs. 10 to 12, of the forward that filled replay, with the same layer, x, weight and bias.
+ * Writes grad_x, grad_weight and grad_bias, each of which may be NULL. In training, control_y and control_1 advance.
+ * A channel whose control errors would not be finite keeps them for that sample. */
+ONLINENORM_API onlinenorm_status onlinenorm_backward(const onlinenorm_layer *layer, onlinenorm_state *state,
+                                                     const void *x, const void *grad_z, const void *weight,
+                                                     const void *bias, const void *replay, void *grad_x,
+                                                     void *grad_weight, void *grad_bias);
+
+/* What a status means, for people. */
+ONLINENORM_API const char *onlinenorm_status_text(onlinenorm_status status);
+
+/* The SIMD level in use: "baseline", "avx2" or "avx512". The environment variable ONLINENORM_ISA lowers it. */
+ONLINENORM_API const char *onlinenorm_isa(void);
+
+/* The paper's neuron: one scalar in, one scalar out, constant state, no layer around it and so no layer scaling.
+ * Call forward, then backward, once a step. */
+typedef struct {
+    double alpha_fwd, alpha_bwd, eps;
+    double mean, var, control_y, control_1; /* as in onlinenorm_state */
+    double y, sigma;                        /* of the last forward, for its backward */
+} onlinenorm_neuron;
+
+ONLINENORM_API onlinenorm_neuron onlinenorm_neuron_init(double alpha_fwd, double alpha_bwd, double eps);
+ONLINENORM_API double onlinenorm_neuron_forward(onlinenorm_neuron *neuron, double x);       /* eq. 8: returns y */
+ONLINENORM_API double onlinenorm_neuron_backward(onlinenorm_neuron *neuron, double grad_y); /* eqs. 11, 12: x' */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

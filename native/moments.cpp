@@ -1,0 +1,204 @@
+// Step 1, moments: each chunk of a (sample, channel) plane becomes a mean and a sum of squares about that mean,
+// or in the backward, the sums of z' and z' (x - shift).
+#include "pack.h"
+#include "steps.h"
+
+namespace onlinenorm {
+namespace {
+
+template <class T>
+using PackOf = Pack<Accumulator<T>>;
+
+// From sums of (x - shift) and its square to the mean and the sum of squares about it.
+ALWAYS_INLINE void centre(double shift, double sum1, double sum2, double count, double& mean, double& square) {
+    const double off = sum1 / count;
+    const double about_mean = sum2 - sum1 * off;
+    mean = shift + off;
+    square = about_mean < 0 ? 0 : about_mean;  // rounding; NaN stays
+}
+
+// A shift close to the data keeps the squares from cancelling: the mean of the first elements.
+constexpr int64_t kShiftElements = 256;
+constexpr int64_t kShiftRows = 8;
+
+template <class T>
+ALWAYS_INLINE void plane_moments(const T* x, int64_t length, double& mean, double& square) {
+    using A = Accumulator<T>;
+    using P = Pack<A>;
+    const int64_t sampled = smaller(length, kShiftElements);
+    P rough(0);
+    int64_t i = 0;
+    for (; i + kLanes <= sampled; i += kLanes) rough += load(x + i);
+    if (i < sampled) rough += load(x + i, sampled - i, A(0));
+    const A shift = sum(rough) / A(sampled);
+
+    // Four accumulators: at most 64 terms to a lane, and enough additions in flight.
+    P sum1[4] = {P(0), P(0), P(0), P(0)}, sum2[4] = {P(0), P(0), P(0), P(0)};
+    const auto add = [&](int j, const P& value) INLINE_LAMBDA {
+        const P d = value - P(shift);
+        sum1[j] += d;
+        sum2[j] += d * d;
+    };
+    for (i = 0; i + 4 * kLanes <= length; i += 4 * kLanes) {
+        for (int j = 0; j < 4; ++j) add(j, load(x + i + j * kLanes));
+    }
+    for (; i + kLanes <= length; i += kLanes) add(0, load(x + i));
+    if (i < length) add(1, load(x + i, length - i, shift));
+    centre(shift, sum((sum1[0] + sum1[1]) + (sum1[2] + sum1[3])), sum((sum2[0] + sum2[1]) + (sum2[2] + sum2[3])),
+           double(length), mean, square);
+}
+
+// Channels last: `packs` packs of neighbouring channels down the rows, `some` channels in the last of them.
+template <class T, int packs>
+ALWAYS_INLINE void row_moments(const T* x, int64_t stride, int64_t rows, int64_t some, double* mean, double* square) {
+    using A = Accumulator<T>;
+    using P = Pack<A>;
+    const auto at = [&](int64_t row, int j) INLINE_LAMBDA {
+        const T* p = x + row * stride + j * kLanes;
+        return packs == 1 ? load(p, some, A(0)) : load(p);
+    };
+    const int64_t sampled = smaller(rows, kShiftRows);
+    P shift[packs], sum1[packs], sum2[packs];
+    for (int j = 0; j < packs; ++j) shift[j] = sum1[j] = sum2[j] = P(0);
+    for (int64_t row = 0; row < sampled; ++row) {
+        for (int j = 0; j < packs; ++j) shift[j] += at(row, j);
+    }
+    for (int j = 0; j < packs; ++j) shift[j] = shift[j] / A(sampled);
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int j = 0; j < packs; ++j) {
+            const P d = at(row, j) - shift[j];
+            sum1[j] += d;
+            sum2[j] += d * d;
+        }
+    }
+    for (int j = 0; j < packs; ++j) {
+        const Pack<double> s1 = widen(sum1[j]), off = s1 / double(rows);
+        const Pack<double> about_mean = widen(sum2[j]) - s1 * off;
+        Pack<double> positive;
+        for (int i = 0; i < Pack<double>::count; ++i) {
+            positive.v[i] = about_mean.v[i] < 0 ? about_mean.v[i] - about_mean.v[i] : about_mean.v[i];
+        }
+        store(mean + j * kLanes, widen(shift[j]) + off);
+        store(square + j * kLanes, positive);
+    }
+}
+
+template <class T, bool clamp>
+ALWAYS_INLINE Pack<Accumulator<T>> passed(const Pack<Accumulator<T>>& d, const Pack<Accumulator<T>>& grad,
+                                          Accumulator<T> scale, Accumulator<T> offset, Accumulator<T> bound) {
+    return clamp ? where_within(d * scale + Pack<Accumulator<T>>(offset), bound, grad) : grad;
+}
+
+template <class T, bool clamp>
+ALWAYS_INLINE void plane_grad_moments(const T* x, const T* grad, int64_t length, Accumulator<T> shift,
+                                      Accumulator<T> scale, Accumulator<T> offset, Accumulator<T> bound,
+                                      double& sum_grad, double& sum_product) {
+    using A = Accumulator<T>;
+    using P = Pack<A>;
+    P sum1[4] = {P(0), P(0), P(0), P(0)}, sum2[4] = {P(0), P(0), P(0), P(0)};
+    const auto add = [&](int j, const P& value, const P& g) INLINE_LAMBDA {
+        const P d = value - P(shift);
+        const P through = passed<T, clamp>(d, g, scale, offset, bound);
+        sum1[j] += through;
+        sum2[j] += through * d;
+    };
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= length; i += 4 * kLanes) {
+        for (int j = 0; j < 4; ++j) add(j, load(x + i + j * kLanes), load(grad + i + j * kLanes));
+    }
+    for (; i + kLanes <= length; i += kLanes) add(0, load(x + i), load(grad + i));
+    if (i < length) add(1, load(x + i, length - i, shift), load(grad + i, length - i, A(0)));
+    sum_grad = sum((sum1[0] + sum1[1]) + (sum1[2] + sum1[3]));
+    sum_product = sum((sum2[0] + sum2[1]) + (sum2[2] + sum2[3]));
+}
+
+template <class T, bool clamp, int packs>
+ALWAYS_INLINE void row_grad_moments(const T* x, const T* grad, int64_t stride, int64_t rows, int64_t some,
+                                    const Affine<Accumulator<T>>& affine, Accumulator<T> bound, double* sum_grad,
+                                    double* sum_product) {
+    using A = Accumulator<T>;
+    using P = Pack<A>;
+    P shift[packs], sum1[packs], sum2[packs];
+    for (int j = 0; j < packs; ++j) {
+        shift[j] = load(affine.shift + j * kLanes);
+        sum1[j] = sum2[j] = P(0);
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int j = 0; j < packs; ++j) {
+            const int64_t at = row * stride + j * kLanes;
+            const P d = (packs == 1 ? load(x + at, some, A(0)) : load(x + at)) - shift[j];
+            P g = packs == 1 ? load(grad + at, some, A(0)) : load(grad + at);
+            if (clamp) g = where_within(d * load(affine.scale + j * kLanes) + load(affine.offset + j * kLanes), bound, g);
+            sum1[j] += g;
+            sum2[j] += g * d;
+        }
+    }
+    for (int j = 0; j < packs; ++j) {
+        store(sum_grad + j * kLanes, widen(sum1[j]));
+        store(sum_product + j * kLanes, widen(sum2[j]));
+    }
+}
+
+template <class T, bool clamp>
+void grad_moments_of(const Geometry& g, const T* x, const T* grad, int64_t first, int64_t last,
+                     const Affine<Accumulator<T>>& affine, Accumulator<T> bound, double* chunk_grad,
+                     double* chunk_product) {
+    Unit u(g, first);
+    for (int64_t left = last - first; left > 0; --left, u.next()) {
+        const int64_t by_chunk = (u.sample * g.chunks + u.chunk) * g.padded + u.channel;
+        const int64_t by_sample = u.sample * g.padded + u.channel;
+        if (g.channels_last) {
+            over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
+                const Affine<Accumulator<T>> here{affine.shift + by_sample + c, affine.scale + by_sample + c,
+                                                  affine.offset + by_sample + c};
+                row_grad_moments<T, clamp, packs.value>(x + u.start + c, grad + u.start + c, g.channels, u.length,
+                                                        some, here, bound, chunk_grad + by_chunk + c,
+                                                        chunk_product + by_chunk + c);
+            });
+        } else {
+            plane_grad_moments<T, clamp>(x + u.start, grad + u.start, u.length, affine.shift[by_sample],
+                                         clamp ? affine.scale[by_sample] : 0, clamp ? affine.offset[by_sample] : 0,
+                                         bound, chunk_grad[by_chunk], chunk_product[by_chunk]);
+        }
+    }
+}
+
+}  // namespace
+
+namespace ONLINENORM_ISA {
+
+template <class T>
+void moments(const Geometry& g, const T* x, int64_t first, int64_t last, double* chunk_mean, double* chunk_square) {
+    Unit u(g, first);
+    for (int64_t left = last - first; left > 0; --left, u.next()) {
+        const int64_t at = (u.sample * g.chunks + u.chunk) * g.padded + u.channel;
+        if (g.channels_last) {
+            over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
+                row_moments<T, packs.value>(x + u.start + c, g.channels, u.length, some, chunk_mean + at + c,
+                                            chunk_square + at + c);
+            });
+        } else {
+            plane_moments(x + u.start, u.length, chunk_mean[at], chunk_square[at]);
+        }
+    }
+}
+
+template <class T>
+void grad_moments(const Geometry& g, const T* x, const T* grad_z, int64_t first, int64_t last,
+                  const Affine<Accumulator<T>>& affine, Accumulator<T> bound, double* chunk_grad,
+                  double* chunk_product) {
+    const auto of = bound < __builtin_inf() ? grad_moments_of<T, true> : grad_moments_of<T, false>;
+    of(g, x, grad_z, first, last, affine, bound, chunk_grad, chunk_product);
+}
+
+#define INSTANTIATE(T)                                                                                             \
+    template void moments(const Geometry&, const T*, int64_t, int64_t, double*, double*);                          \
+    template void grad_moments(const Geometry&, const T*, const T*, int64_t, int64_t, const Affine<Accumulator<T>>&, \
+                               Accumulator<T>, double*, double*);
+INSTANTIATE(float)
+INSTANTIATE(double)
+INSTANTIATE(bfloat16)
+INSTANTIATE(float16)
+
+}  // namespace ONLINENORM_ISA
+}  // namespace onlinenorm

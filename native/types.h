@@ -1,0 +1,103 @@
+// The element types, the shape of a call, and the units that threads share out.
+#pragma once
+
+#include <cstdint>
+
+namespace onlinenorm {
+
+struct bfloat16 {
+    uint16_t bits;
+};
+struct float16 {
+    uint16_t bits;
+};
+
+template <class T>
+struct AccumulatorOf {
+    using type = float;
+};
+template <>
+struct AccumulatorOf<double> {
+    using type = double;
+};
+template <class T>
+using Accumulator = typename AccumulatorOf<T>::type;
+
+constexpr int kLanes = 16;          // lanes of a Pack, on every machine
+constexpr int64_t kStrip = 64;      // channels that one thread scans, or takes of a channels-last row, at a time
+constexpr int64_t kPlaneChunk = 4096;  // elements summed in the accumulator's precision before merging in double
+constexpr int64_t kRowChunk = 128;     // the same for channels last, in rows
+
+// Always inlined: a copy left outside would be compiled for one instruction set and called on all.
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+ALWAYS_INLINE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+ALWAYS_INLINE constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Samples of C channels and D elements. A sample falls into units, the smallest pieces of work: chunk k of plane c, or
+// channels last, strip s of the rows of chunk k. Units and their inner order depend on C and D alone, never on the
+// number of samples or threads, and so neither does any sum.
+struct Geometry {
+    int64_t channels, elements;
+    bool channels_last;
+    int64_t padded = ceil_div(channels, kLanes) * kLanes;  // row length of every scratch array by channel
+    int64_t strips = ceil_div(channels, kStrip);
+    int64_t chunk = channels_last ? kRowChunk : kPlaneChunk;
+    int64_t chunks = ceil_div(elements, chunk);
+    int64_t units = chunks * (channels_last ? strips : channels);  // per sample
+    int64_t size = channels * elements;                            // scalars per sample
+
+    ALWAYS_INLINE int64_t chunk_elements(int64_t k) const { return smaller(chunk, elements - k * chunk); }
+};
+
+// A walk over units: where the scalars of one start, which chunk it is, and its channels.
+class Unit {
+public:
+    int64_t sample, chunk, channel, channels, start, length;
+
+    ALWAYS_INLINE Unit(const Geometry& geometry, int64_t index) : g(geometry) {
+        sample = index / g.units;
+        const int64_t within = index % g.units;
+        const int64_t inner = g.channels_last ? g.strips : g.chunks;
+        (g.channels_last ? chunk : channel) = within / inner;
+        (g.channels_last ? channel : chunk) = within % inner * (g.channels_last ? kStrip : 1);
+        locate();
+    }
+    ALWAYS_INLINE void next() {
+        if (g.channels_last) {
+            if ((channel += kStrip) >= g.channels) channel = 0, ++chunk;
+            if (chunk == g.chunks) chunk = 0, ++sample;
+        } else {
+            if (++chunk == g.chunks) chunk = 0, ++channel;
+            if (channel == g.channels) channel = 0, ++sample;
+        }
+        locate();
+    }
+    ALWAYS_INLINE void previous() {
+        if (g.channels_last) {
+            if ((channel -= kStrip) < 0) channel = (g.strips - 1) * kStrip, --chunk;
+            if (chunk < 0) chunk = g.chunks - 1, --sample;
+        } else {
+            if (--chunk < 0) chunk = g.chunks - 1, --channel;
+            if (channel < 0) channel = g.channels - 1, --sample;
+        }
+        locate();
+    }
+
+private:
+    const Geometry& g;
+
+    ALWAYS_INLINE void locate() {
+        channels = g.channels_last ? smaller(kStrip, g.channels - channel) : 1;
+        length = g.chunk_elements(chunk);
+        start = sample * g.size + (g.channels_last ? chunk * g.chunk * g.channels + channel
+                                                   : channel * g.elements + chunk * g.chunk);
+    }
+};
+
+template <int n>
+struct Constant {
+    static constexpr int value = n;
+};
+
+}  // namespace onlinenorm

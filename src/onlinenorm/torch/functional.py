@@ -1,0 +1,208 @@
+"""Online Normalization on explicit tensors: checks, the choice of a backend, and the autograd function."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from onlinenorm import hyperparameters as default
+from onlinenorm.torch import native, portable
+from onlinenorm.torch.settings import Guard, Settings, checked_settings
+
+Backend = Literal["auto", "native", "portable"]
+_chosen_backend: Backend = "auto"
+
+
+@contextmanager
+def backend(name: Backend) -> Iterator[None]:
+    """Choose what computes inside the context: "native" (the CPU engine), "portable" (plain torch), or "auto"."""
+    global _chosen_backend
+    if name not in ("auto", "native", "portable"):
+        raise ValueError(f'backend must be "auto", "native" or "portable", got {name!r}')
+    before, _chosen_backend = _chosen_backend, name
+    try:
+        yield
+    finally:
+        _chosen_backend = before
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What the backward of a call needs beside the tensors that autograd saves."""
+
+    backend: ModuleType
+    settings: Settings
+    training: bool
+    running_mean: Tensor
+    running_var: Tensor
+    control_y: Tensor
+    control_1: Tensor
+    num_samples_tracked: Tensor | None
+
+    def forward(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, keep: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        result: tuple[Tensor, tuple[Tensor, ...]] = self.backend.forward(
+            self.settings,
+            self.training,
+            x,
+            weight,
+            bias,
+            self.running_mean,
+            self.running_var,
+            self.num_samples_tracked,
+            keep,
+        )
+        return result
+
+
+class _OnlineNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> Tensor:
+        z, replay = call.forward(x, weight, bias, keep=True)
+        ctx.save_for_backward(x, weight, bias, *replay)
+        ctx.call = call
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, grad_z: Tensor) -> Any:
+        x, weight, bias, *replay = ctx.saved_tensors
+        call = ctx.call
+        grads = call.backend.backward(
+            call.settings,
+            call.training,
+            x,
+            grad_z,
+            weight,
+            bias,
+            call.control_y,
+            call.control_1,
+            replay,
+            ctx.needs_input_grad,
+        )
+        if torch.is_grad_enabled():  # create_graph=True
+            grads = (None if grad is None else _Once.apply(grad, grad_z, x, weight) for grad in grads)
+        return (*grads, None)
+
+
+class _Once(torch.autograd.Function):
+    """Passes a gradient on, and says why it can't be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *_: Tensor | None) -> Tensor:
+        return grad.view_as(grad)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(
+            "Online Normalization has no second derivative: its backward is a control process over the stream of "
+            "gradients, not the derivative of a function. Gradient penalties and Hessians need eval-time statistics "
+            "in a layer such as GroupNorm instead."
+        )
+
+
+def _check_parameter(name: str, t: Tensor, x: Tensor, channels: int) -> None:
+    if t.dtype != x.dtype and t.dtype != torch.float32:
+        raise TypeError(f"{name} must have the input's dtype ({x.dtype}) or torch.float32, got {t.dtype}")
+    _check_shape(name, t, x, channels)
+
+
+def _check_shape(name: str, t: Tensor, x: Tensor, channels: int) -> None:
+    if t.shape != (channels,):
+        raise ValueError(
+            f"{name} must have shape ({channels},) for {channels} channels, got {tuple(t.shape)}"
+        )
+    if t.device != x.device:
+        raise RuntimeError(
+            f"{name} is on {t.device}, but the input is on {x.device}: move both to one device"
+        )
+
+
+def online_norm(
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    control_y: Tensor,
+    control_1: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    training: bool = True,
+    alpha_fwd: float = default.ALPHA_FWD,
+    alpha_bwd: float = default.ALPHA_BWD,
+    eps: float = default.EPS,
+    guard: Guard = default.GUARD,
+    guard_eps: float = default.GUARD_EPS,
+    clamp_value: float = default.CLAMP_VALUE,
+    num_samples_tracked: Tensor | None = None,
+) -> Tensor:
+    """Normalise a batch of samples by the streaming statistics, sample by sample, on explicit tensors.
+
+    The layers of `onlinenorm.torch` hold these tensors and call this. In training, the call moves `running_mean`,
+    `running_var` and `num_samples_tracked` in place, and its backward moves `control_y` and `control_1`; otherwise
+    the statistics are only used.
+
+    Args:
+        x: (N, C, *), floating point, any memory format.
+        running_mean, running_var, control_y, control_1: the state, (C,) and float64 (float32 where the device has no
+            float64).
+        weight, bias: (C,), of the dtype of x or float32; None for 1 and 0.
+        training: whether the state moves.
+        alpha_fwd, alpha_bwd: decay factors of the statistics and of the control process, in [0, 1).
+        eps: added to the variance.
+        guard: "layer_scaling", "clamp" or None.
+        guard_eps: added to the second moment under layer scaling's root.
+        clamp_value: where the guard "clamp" clips.
+        num_samples_tracked: int64 scalar that counts samples, or None.
+
+    Returns:
+        A tensor of x's shape, dtype and memory format.
+    """
+    settings = checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value)
+    dtype = x.dtype
+    if not dtype.is_floating_point:
+        raise TypeError(f"the input must be floating point, got {dtype}")
+    if x.dim() < 2:
+        raise ValueError(f"the input must be (N, C, *), at least 2 dimensions, got shape {tuple(x.shape)}")
+    channels = x.shape[1]
+    for name, t in (
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("control_y", control_y),
+        ("control_1", control_1),
+    ):
+        _check_shape(name, t, x, channels)
+        if t.dtype != torch.float64 and (t.dtype != torch.float32 or x.is_cpu):
+            raise TypeError(f"{name} must be torch.float64, got {t.dtype}")
+    if weight is not None:
+        _check_parameter("weight", weight, x, channels)
+    if bias is not None:
+        _check_parameter("bias", bias, x, channels)
+        if weight is not None and weight.dtype != bias.dtype:
+            raise TypeError(f"weight and bias must have one dtype, got {weight.dtype} and {bias.dtype}")
+    if x.numel() == 0:
+        return x.clone()
+
+    chosen: ModuleType = portable
+    if _chosen_backend != "portable" and x.is_cpu and dtype in native.DTYPES:
+        chosen = native
+        x = native.dense(x)
+        weight = None if weight is None else weight.contiguous()
+        bias = None if bias is None else bias.contiguous()
+    elif _chosen_backend == "native":
+        raise RuntimeError(f"the native backend has no kernel for {dtype} on {x.device}")
+    call = _Call(
+        chosen, settings, training, running_mean, running_var, control_y, control_1, num_samples_tracked
+    )
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    ):
+        z: Tensor = _OnlineNorm.apply(x, weight, bias, call)
+        return z
+    return call.forward(x, weight, bias, keep=False)[0]

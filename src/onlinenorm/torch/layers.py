@@ -1,0 +1,199 @@
+"""The layers: parameters, streaming state, and the habits of `nn.BatchNorm*`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onlinenorm import hyperparameters as default
+from onlinenorm.torch.functional import online_norm
+from onlinenorm.torch.settings import Guard, checked_settings
+
+_STATE = ("running_mean", "running_var", "control_y", "control_1")
+
+
+def _state_dtype(device: torch.device | str | None) -> torch.dtype:
+    """With a decay near 1 float32 loses small updates to rounding. Apple's GPUs have nothing wider."""
+    return torch.float32 if device is not None and torch.device(device).type == "mps" else torch.float64
+
+
+class OnlineNorm(nn.Module):
+    """Online Normalization of (N, C, *): BatchNorm's job, one sample at a time, at any batch size.
+
+    A sample is normalised by mean and variance that stream over all samples before it; its own then join the stream.
+    The gradient is corrected by a control process that streams likewise. Per channel and sample,
+
+        yhat = (x - mu) / sqrt(var + eps)      z = (weight * yhat + bias) / zeta
+
+    where zeta, the root mean square of `weight * yhat + bias` over the whole sample, is the guard against activations
+    that grow from layer to layer ("layer scaling").
+
+    Args:
+        num_features: channels C.
+        eps: added to the variance.
+        alpha_fwd: decay of the statistics, a sample at a time: they average over some 1 / (1 - alpha_fwd) samples.
+        alpha_bwd: decay of the control process of the backward.
+        affine: whether there are `weight` and `bias` to learn.
+        guard: "layer_scaling" (the paper's), "clamp" (clip at +-clamp_value, cheaper for large samples), or None.
+        guard_eps: added to the second moment under layer scaling's root.
+        clamp_value: where the guard "clamp" clips.
+        device, dtype: of the parameters. The state is float64 whatever happens to the model's dtype.
+
+    In `eval()` the statistics are used and stay as they are; the guard still applies. A state dict of `nn.BatchNorm*`
+    loads, and `onlinenorm.torch.convert` replaces BatchNorm in a whole model.
+
+    !!! note
+        The forward moves `running_mean` and `running_var`, the backward `control_y` and `control_1`. Every training
+        forward counts, also one under `torch.no_grad()`.
+    """
+
+    num_features: int
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor
+    running_var: Tensor
+    control_y: Tensor
+    control_1: Tensor
+    num_samples_tracked: Tensor
+
+    _dims: tuple[int, ...] = ()  # numbers of input dimensions that are allowed; empty: 2 and more
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = default.EPS,
+        alpha_fwd: float = default.ALPHA_FWD,
+        alpha_bwd: float = default.ALPHA_BWD,
+        affine: bool = True,
+        guard: Guard = default.GUARD,
+        guard_eps: float = default.GUARD_EPS,
+        clamp_value: float = default.CLAMP_VALUE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value)
+        if num_features < 1:
+            raise ValueError(f"num_features must be at least 1, got {num_features}")
+        self.num_features = num_features
+        self.eps = eps
+        self.alpha_fwd = alpha_fwd
+        self.alpha_bwd = alpha_bwd
+        self.affine = affine
+        self.guard: Guard = guard
+        self.guard_eps = guard_eps
+        self.clamp_value = clamp_value
+        if affine:
+            self.weight = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
+            self.bias = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("weight", None)
+            self.register_parameter("bias", None)
+        for name in _STATE:
+            self.register_buffer(name, torch.empty(num_features, device=device, dtype=_state_dtype(device)))
+        self.register_buffer("num_samples_tracked", torch.empty((), device=device, dtype=torch.int64))
+        self.reset_parameters()
+
+    def reset_running_stats(self) -> None:
+        """Start the streams again: mean 0, variance 1, control errors 0."""
+        for name in _STATE:
+            getattr(self, name).zero_()
+        self.running_var.fill_(1)
+        self.num_samples_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        """Start the streams and the parameters again."""
+        self.reset_running_stats()
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x, and in training move the statistics on by its samples."""
+        self._check_input(x)
+        state = self._buffers
+        return online_norm(
+            x,
+            state["running_mean"],  # type: ignore[arg-type]
+            state["running_var"],  # type: ignore[arg-type]
+            state["control_y"],  # type: ignore[arg-type]
+            state["control_1"],  # type: ignore[arg-type]
+            self.weight,
+            self.bias,
+            training=self.training,
+            alpha_fwd=self.alpha_fwd,
+            alpha_bwd=self.alpha_bwd,
+            eps=self.eps,
+            guard=self.guard,
+            guard_eps=self.guard_eps,
+            clamp_value=self.clamp_value,
+            num_samples_tracked=state["num_samples_tracked"],
+        )
+
+    def _check_input(self, x: Tensor) -> None:
+        if self._dims and x.dim() not in self._dims:
+            allowed = " or ".join(f"{dims}D" for dims in self._dims)
+            raise ValueError(f"expected {allowed} input (got {x.dim()}D input)")
+        if x.dim() >= 2 and x.shape[1] != self.num_features:
+            raise ValueError(
+                f"expected input with {self.num_features} channels in dimension 1, got shape {tuple(x.shape)}"
+            )
+
+    def extra_repr(self) -> str:
+        """Say what was set, as BatchNorm does."""
+        guard = f"guard={self.guard!r}"
+        if self.guard == "clamp":
+            guard += f", clamp_value={self.clamp_value}"
+        return (
+            f"{self.num_features}, eps={self.eps}, alpha_fwd={self.alpha_fwd}, alpha_bwd={self.alpha_bwd}, "
+            f"affine={self.affine}, {guard}"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OnlineNorm":
+        """Let the state follow the model to another device, but not to another dtype."""
+        state = {name: self._buffers[name] for name in _STATE}
+        kept = {id(t) for t in state.values()}
+
+        def keep_wide(t: Tensor) -> Tensor:
+            if id(t) not in kept:
+                return fn(t)
+            try:
+                moved = fn(t)
+            except TypeError:  # no float64 on that device
+                return fn(t.float())
+            return moved if moved.dtype == t.dtype else t.to(moved.device)
+
+        return super()._apply(keep_wide, recurse)  # type: ignore[no-any-return]
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Also take the state dict of a BatchNorm: what it does not know starts anew."""
+        batches = state_dict.pop(prefix + "num_batches_tracked", None)
+        if prefix + "control_y" not in state_dict and prefix + "running_mean" in state_dict:
+            for name in ("control_y", "control_1"):
+                state_dict[prefix + name] = torch.zeros_like(state_dict[prefix + "running_mean"])
+            if prefix + "num_samples_tracked" not in state_dict:
+                state_dict[prefix + "num_samples_tracked"] = torch.as_tensor(
+                    0 if batches is None else batches
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class OnlineNorm1d(OnlineNorm):
+    """Online Normalization of (N, C) or (N, C, L). See `OnlineNorm` for the arguments."""
+
+    _dims = (2, 3)
+
+
+class OnlineNorm2d(OnlineNorm):
+    """Online Normalization of (N, C, H, W). See `OnlineNorm` for the arguments."""
+
+    _dims = (4,)
+
+
+class OnlineNorm3d(OnlineNorm):
+    """Online Normalization of (N, C, D, H, W). See `OnlineNorm` for the arguments."""
+
+    _dims = (5,)

@@ -1,0 +1,40 @@
+"""What makes two layers differ besides their tensors, checked once."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from onlinenorm import hyperparameters as default
+
+Guard = Literal["layer_scaling", "clamp"] | None
+GUARDS: tuple[Guard, ...] = ("layer_scaling", "clamp", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The hyperparameters of Online Normalization, named as in the layers' documentation."""
+
+    alpha_fwd: float = default.ALPHA_FWD
+    alpha_bwd: float = default.ALPHA_BWD
+    eps: float = default.EPS
+    guard: Guard = default.GUARD
+    guard_eps: float = default.GUARD_EPS
+    clamp_value: float = default.CLAMP_VALUE
+
+    def __post_init__(self) -> None:
+        for name in ("alpha_fwd", "alpha_bwd"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
+        for name in ("eps", "guard_eps"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+        if not 0 < self.clamp_value < float("inf"):
+            raise ValueError(f"clamp_value must be finite and positive, got {self.clamp_value}")
+        if self.guard not in GUARDS:
+            allowed = ", ".join(map(repr, GUARDS))
+            raise ValueError(f"guard must be one of {allowed}, got {self.guard!r}")
+
+
+checked_settings = lru_cache(maxsize=1024)(Settings)
