@@ -489,10 +489,12 @@ private:
         return total;
     }
 
-    // eq. 9: zeta is the root mean square over all features of the sample.
+    // eq. 9: zeta is the root mean square over all features of the sample. One bad value makes the whole sample bad;
+    // 1 / infinity would make it zero.
     void find_inv_zeta(const double* square, int64_t samples, double* inv_zeta) const {
         for (int64_t n = 0; n < samples; ++n) {
-            inv_zeta[n] = 1 / std::sqrt(sum_strips(square, n) / double(g.channels) + layer.guard_eps);
+            const double q = sum_strips(square, n) / double(g.channels);
+            inv_zeta[n] = std::isfinite(q) ? 1 / std::sqrt(q + layer.guard_eps) : std::numeric_limits<double>::quiet_NaN();
         }
     }
 

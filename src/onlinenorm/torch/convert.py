@@ -3,12 +3,13 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch.layers import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
 from onlinenorm.torch.settings import Guard
+from torch import nn
 
 _REPLACEMENTS: dict[type[nn.Module], type[OnlineNorm]] = {
     nn.BatchNorm1d: OnlineNorm1d,
@@ -45,9 +46,7 @@ def convert(
         The model.
     """
     found = {
-        name: layer
-        for name, layer in model.named_modules(remove_duplicate=False)
-        if isinstance(layer, _BatchNorm)
+        name: layer for name, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, _BatchNorm)
     }
     if names is not None:
         unknown = set(names) - set(found)
@@ -58,6 +57,10 @@ def convert(
         for name, layer in found.items()
         if (names is None or name in names) and (where is None or where(name, layer))
     }
+    for name, layer in wanted.items():
+        if isinstance(layer, LazyModuleMixin):
+            kind = type(layer).__name__
+            raise ValueError(f"{name or 'the model'}: {kind} has no shape yet; run the model once on real input before")
     convertible = {name: layer for name, layer in wanted.items() if type(layer) in _REPLACEMENTS}
     made: dict[_BatchNorm, OnlineNorm] = {}  # a layer that stands in several places stays one layer
     for layer in convertible.values():

@@ -1,17 +1,16 @@
 """Online Normalization on explicit tensors: checks, the choice of a backend, and the autograd function."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch import native, portable
 from onlinenorm.torch.settings import Guard, Settings, checked_settings
+from torch import Tensor
 
 Backend = Literal["auto", "native", "portable"]
 _chosen_backend: Backend = "auto"
@@ -58,6 +57,26 @@ class _Call:
             keep,
         )
         return result
+
+
+def _run(x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> Tensor:
+    if torch.is_grad_enabled() and (
+        x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
+    ):
+        z: Tensor = _OnlineNorm.apply(x, weight, bias, call)
+        return z
+    return call.forward(x, weight, bias, keep=False)[0]
+
+
+_run_outside_graphs: Callable[..., Tensor] | None = None
+
+
+def _outside_graphs() -> Callable[..., Tensor]:
+    """`_run` as a place where a compiled model breaks its graph: addresses can't be traced."""
+    global _run_outside_graphs
+    if _run_outside_graphs is None:
+        _run_outside_graphs = torch.compiler.disable(_run)  # imports the compiler: not before somebody compiles
+    return _run_outside_graphs
 
 
 class _OnlineNorm(torch.autograd.Function):
@@ -113,13 +132,11 @@ def _check_parameter(name: str, t: Tensor, x: Tensor, channels: int) -> None:
 
 def _check_shape(name: str, t: Tensor, x: Tensor, channels: int) -> None:
     if t.shape != (channels,):
-        raise ValueError(
-            f"{name} must have shape ({channels},) for {channels} channels, got {tuple(t.shape)}"
-        )
+        raise ValueError(f"{name} must have shape ({channels},) for {channels} channels, got {tuple(t.shape)}")
     if t.device != x.device:
-        raise RuntimeError(
-            f"{name} is on {t.device}, but the input is on {x.device}: move both to one device"
-        )
+        raise RuntimeError(f"{name} is on {t.device}, but the input is on {x.device}: move both to one device")
+    if not t.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got stride {t.stride()}")
 
 
 def online_norm(
@@ -162,6 +179,8 @@ def online_norm(
     Returns:
         A tensor of x's shape, dtype and memory format.
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"the input must be a torch.Tensor, got {type(x).__name__}")
     settings = checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value)
     dtype = x.dtype
     if not dtype.is_floating_point:
@@ -191,18 +210,8 @@ def online_norm(
     if _chosen_backend != "portable" and x.is_cpu and dtype in native.DTYPES:
         chosen = native
         x = native.dense(x)
-        weight = None if weight is None else weight.contiguous()
-        bias = None if bias is None else bias.contiguous()
     elif _chosen_backend == "native":
         raise RuntimeError(f"the native backend has no kernel for {dtype} on {x.device}")
-    call = _Call(
-        chosen, settings, training, running_mean, running_var, control_y, control_1, num_samples_tracked
-    )
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    ):
-        z: Tensor = _OnlineNorm.apply(x, weight, bias, call)
-        return z
-    return call.forward(x, weight, bias, keep=False)[0]
+    call = _Call(chosen, settings, training, running_mean, running_var, control_y, control_1, num_samples_tracked)
+    run = _outside_graphs() if torch.compiler.is_compiling() else _run
+    return run(x, weight, bias, call)

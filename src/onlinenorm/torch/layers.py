@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch.functional import online_norm
 from onlinenorm.torch.settings import Guard, checked_settings
+from torch import Tensor, nn
 
 _STATE = ("running_mean", "running_var", "control_y", "control_1")
 
@@ -111,7 +110,8 @@ class OnlineNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x, and in training move the statistics on by its samples."""
-        self._check_input(x)
+        if isinstance(x, Tensor):
+            self._check_shape(x)
         state = self._buffers
         return online_norm(
             x,
@@ -131,7 +131,7 @@ class OnlineNorm(nn.Module):
             num_samples_tracked=state["num_samples_tracked"],
         )
 
-    def _check_input(self, x: Tensor) -> None:
+    def _check_shape(self, x: Tensor) -> None:
         if self._dims and x.dim() not in self._dims:
             allowed = " or ".join(f"{dims}D" for dims in self._dims)
             raise ValueError(f"expected {allowed} input (got {x.dim()}D input)")
@@ -166,18 +166,14 @@ class OnlineNorm(nn.Module):
 
         return super()._apply(keep_wide, recurse)  # type: ignore[no-any-return]
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Also take the state dict of a BatchNorm: what it does not know starts anew."""
         batches = state_dict.pop(prefix + "num_batches_tracked", None)
         if prefix + "control_y" not in state_dict and prefix + "running_mean" in state_dict:
             for name in ("control_y", "control_1"):
                 state_dict[prefix + name] = torch.zeros_like(state_dict[prefix + "running_mean"])
             if prefix + "num_samples_tracked" not in state_dict:
-                state_dict[prefix + "num_samples_tracked"] = torch.as_tensor(
-                    0 if batches is None else batches
-                )
+                state_dict[prefix + "num_samples_tracked"] = torch.as_tensor(0 if batches is None else batches)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

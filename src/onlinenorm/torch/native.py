@@ -3,10 +3,9 @@
 from functools import lru_cache
 
 import torch
-from torch import Tensor
-
 from onlinenorm import _native
 from onlinenorm.torch.settings import GUARDS, Settings
+from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # as in onlinenorm.h
 _GUARD_CODES = {None: 0, "layer_scaling": 1, "clamp": 2}
@@ -17,9 +16,7 @@ assert set(GUARDS) == set(_GUARD_CODES)
 @lru_cache(maxsize=1024)
 def _engine(settings: Settings, channels: int) -> _native.Layer:
     s = settings
-    return _native.Layer(
-        channels, s.alpha_fwd, s.alpha_bwd, s.eps, _GUARD_CODES[s.guard], s.guard_eps, s.clamp_value
-    )
+    return _native.Layer(channels, s.alpha_fwd, s.alpha_bwd, s.eps, _GUARD_CODES[s.guard], s.guard_eps, s.clamp_value)
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -8,9 +8,8 @@ of operations on C numbers; everything else is on whole batches.
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-
 from onlinenorm.torch.settings import Settings
+from torch import Tensor
 
 
 class Streams(NamedTuple):
@@ -118,7 +117,7 @@ def _inverse_zeta(y1: Tensor, y2: Tensor, gamma: Tensor, beta: Tensor, settings:
     if settings.guard != "layer_scaling":
         return torch.ones_like(y1[:, :1])
     q = (gamma * gamma * (y2 - y1 * y1).clamp(min=0) + (gamma * y1 + beta).square()).mean(1, keepdim=True)
-    return _inverse_root(q + settings.guard_eps)
+    return torch.where(q.isfinite(), _inverse_root(q + settings.guard_eps), torch.nan)  # not 1 / infinity = 0
 
 
 def _means_of_yhat(streams: Streams, inv: Tensor) -> tuple[Tensor, Tensor]:
