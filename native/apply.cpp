@@ -28,17 +28,17 @@ ALWAYS_INLINE void over_rows(T* out, int64_t stride, int64_t rows, int64_t some,
     const bool whole = packs > 1 || some >= kLanes;
     if (streaming && aligned && whole) {
         for (int64_t row = 0; row < rows; ++row) {
-            for (int j = 0; j < packs; ++j) {
+            each<packs>([&](auto j) INLINE_LAMBDA {
                 const int64_t at = row * stride + j * kLanes;
                 stream(out + at, body(at, j, int64_t(kLanes)));
-            }
+            });
         }
     } else if (whole) {
         for (int64_t row = 0; row < rows; ++row) {
-            for (int j = 0; j < packs; ++j) {
+            each<packs>([&](auto j) INLINE_LAMBDA {
                 const int64_t at = row * stride + j * kLanes;
                 store(out + at, body(at, j, int64_t(kLanes)));
-            }
+            });
         }
     } else {
         for (int64_t row = 0; row < rows; ++row) store(out + row * stride, body(row * stride, 0, some), some);
@@ -57,11 +57,11 @@ void apply_of(const Geometry& g, const T* x, T* z, int64_t first, int64_t last,
         if (g.channels_last) {
             over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
                 P shift[packs.value], scale[packs.value], offset[packs.value];
-                for (int j = 0; j < packs.value; ++j) {
+                each<packs.value>([&](auto j) INLINE_LAMBDA {
                     shift[j] = load(affine.shift + at + c + j * kLanes);
                     scale[j] = load(affine.scale + at + c + j * kLanes) * zoom;
                     offset[j] = load(affine.offset + at + c + j * kLanes) * zoom;
-                }
+                });
                 const T* from = x + u.start + c;
                 over_rows<packs.value>(z + u.start + c, g.channels, u.length, some, streaming,
                                        [&](int64_t i, int j, int64_t n) INLINE_LAMBDA {
@@ -94,13 +94,13 @@ void apply_grad_of(const Geometry& g, const T* x, const T* grad_z, T* grad_x, in
         if (g.channels_last) {
             over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
                 P shift[packs.value], by_grad[packs.value], by_x[packs.value], less[packs.value];
-                for (int j = 0; j < packs.value; ++j) {
+                each<packs.value>([&](auto j) INLINE_LAMBDA {
                     const int64_t here = at + c + j * kLanes;
                     shift[j] = load(affine.shift + here);
                     by_grad[j] = load(grad_scale + here);
                     by_x[j] = load(x_scale + here);
                     less[j] = load(grad_offset + here);
-                }
+                });
                 over_rows<packs.value>(grad_x + u.start + c, g.channels, u.length, some, streaming,
                                        [&](int64_t i, int j, int64_t n) INLINE_LAMBDA {
                                            const P d = load(from + c + i, n, A(0)) - shift[j];

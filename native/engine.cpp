@@ -1,13 +1,13 @@
 // The engine: blocks of samples that fit in the cache go through moments, scan and apply while they are there.
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <initializer_list>
 #include <limits>
 #include <memory>
 #include <new>
+#include <string>
 
 #include "onlinenorm.h"
 #include "pack.h"
@@ -52,22 +52,21 @@ const Isa isa = detect_isa();
 #define STEP(name) ([](const auto&... a) INLINE_LAMBDA { return baseline::name(a...); })
 #endif
 
-int64_t cache_bytes(int name, int64_t otherwise) {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-    const long bytes = sysconf(name);
-    if (bytes > 0) return bytes;
-#endif
-    (void)name;
+// Bytes of this machine's cache of a level. Where a virtual machine's share is smaller than the host's cache, sysfs
+// knows and sysconf does not.
+int64_t cache_bytes(int level, int64_t otherwise) {
+    for (int index = 0; index < 8; ++index) {
+        const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
+        int found = 0;
+        int64_t kibibytes = 0;
+        std::ifstream(folder + "level") >> found;
+        if (found == level && std::ifstream(folder + "size") >> kibibytes) otherwise = kibibytes << 10;
+    }
     return otherwise;
 }
 
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-const int64_t core_cache = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);
-const int64_t last_cache = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 16 << 20);
-#else
-const int64_t core_cache = 512 << 10;
-const int64_t last_cache = 16 << 20;
-#endif
+const int64_t core_cache = cache_bytes(2, 512 << 10);
+const int64_t last_cache = cache_bytes(3, 16 << 20);
 
 constexpr int64_t kGrain = 16384;       // scalars that are worth another thread
 constexpr int64_t kFusedScalars = 8192;  // scalars that stay in the innermost cache between two steps

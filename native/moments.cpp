@@ -17,6 +17,12 @@ ALWAYS_INLINE void centre(double shift, double sum1, double sum2, double count, 
     square = about_mean < 0 ? 0 : about_mean;  // rounding; NaN stays
 }
 
+// Lanes are added in double: a chunk of squares may be more than a float can hold.
+template <class A>
+ALWAYS_INLINE double sum_of(const Pack<A> (&parts)[4]) {
+    return sum(widen((parts[0] + parts[1]) + (parts[2] + parts[3])));
+}
+
 // A shift close to the data keeps the squares from cancelling: the mean of the first elements.
 constexpr int64_t kShiftElements = 256;
 constexpr int64_t kShiftRows = 8;
@@ -40,12 +46,11 @@ ALWAYS_INLINE void plane_moments(const T* x, int64_t length, double& mean, doubl
         sum2[j] += d * d;
     };
     for (i = 0; i + 4 * kLanes <= length; i += 4 * kLanes) {
-        for (int j = 0; j < 4; ++j) add(j, load(x + i + j * kLanes));
+        each<4>([&](auto j) INLINE_LAMBDA { add(j, load(x + i + j * kLanes)); });
     }
     for (; i + kLanes <= length; i += kLanes) add(0, load(x + i));
     if (i < length) add(1, load(x + i, length - i, shift));
-    centre(shift, sum((sum1[0] + sum1[1]) + (sum1[2] + sum1[3])), sum((sum2[0] + sum2[1]) + (sum2[2] + sum2[3])),
-           double(length), mean, square);
+    centre(shift, sum_of(sum1), sum_of(sum2), double(length), mean, square);
 }
 
 // Channels last: `packs` packs of neighbouring channels down the rows, `some` channels in the last of them.
@@ -59,28 +64,29 @@ ALWAYS_INLINE void row_moments(const T* x, int64_t stride, int64_t rows, int64_t
     };
     const int64_t sampled = smaller(rows, kShiftRows);
     P shift[packs], sum1[packs], sum2[packs];
-    for (int j = 0; j < packs; ++j) shift[j] = sum1[j] = sum2[j] = P(0);
+    each<packs>([&](auto j) INLINE_LAMBDA { shift[j] = sum1[j] = sum2[j] = P(0); });
     for (int64_t row = 0; row < sampled; ++row) {
-        for (int j = 0; j < packs; ++j) shift[j] += at(row, j);
+        each<packs>([&](auto j) INLINE_LAMBDA { shift[j] += at(row, j); });
     }
-    for (int j = 0; j < packs; ++j) shift[j] = shift[j] / A(sampled);
+    each<packs>([&](auto j) INLINE_LAMBDA { shift[j] = shift[j] / A(sampled); });
     for (int64_t row = 0; row < rows; ++row) {
-        for (int j = 0; j < packs; ++j) {
+        each<packs>([&](auto j) INLINE_LAMBDA {
             const P d = at(row, j) - shift[j];
             sum1[j] += d;
             sum2[j] += d * d;
-        }
+        });
     }
-    for (int j = 0; j < packs; ++j) {
+    each<packs>([&](auto j) INLINE_LAMBDA {
         const Pack<double> s1 = widen(sum1[j]), off = s1 / double(rows);
         const Pack<double> about_mean = widen(sum2[j]) - s1 * off;
         Pack<double> positive;
-        for (int i = 0; i < Pack<double>::count; ++i) {
-            positive.v[i] = about_mean.v[i] < 0 ? about_mean.v[i] - about_mean.v[i] : about_mean.v[i];
-        }
+        each<Pack<double>::count>([&](auto i) INLINE_LAMBDA {
+            const auto v = about_mean.v[i];
+            positive.v[i] = v < 0 ? v - v : v;
+        });
         store(mean + j * kLanes, widen(shift[j]) + off);
         store(square + j * kLanes, positive);
-    }
+    });
 }
 
 template <class T, bool clamp>
@@ -104,12 +110,14 @@ ALWAYS_INLINE void plane_grad_moments(const T* x, const T* grad, int64_t length,
     };
     int64_t i = 0;
     for (; i + 4 * kLanes <= length; i += 4 * kLanes) {
-        for (int j = 0; j < 4; ++j) add(j, load(x + i + j * kLanes), load(grad + i + j * kLanes));
+        each<4>([&](auto j) INLINE_LAMBDA {
+            add(j, load(x + i + j * kLanes), load(grad + i + j * kLanes));
+        });
     }
     for (; i + kLanes <= length; i += kLanes) add(0, load(x + i), load(grad + i));
     if (i < length) add(1, load(x + i, length - i, shift), load(grad + i, length - i, A(0)));
-    sum_grad = sum((sum1[0] + sum1[1]) + (sum1[2] + sum1[3]));
-    sum_product = sum((sum2[0] + sum2[1]) + (sum2[2] + sum2[3]));
+    sum_grad = sum_of(sum1);
+    sum_product = sum_of(sum2);
 }
 
 template <class T, bool clamp, int packs>
@@ -119,24 +127,24 @@ ALWAYS_INLINE void row_grad_moments(const T* x, const T* grad, int64_t stride, i
     using A = Accumulator<T>;
     using P = Pack<A>;
     P shift[packs], sum1[packs], sum2[packs];
-    for (int j = 0; j < packs; ++j) {
+    each<packs>([&](auto j) INLINE_LAMBDA {
         shift[j] = load(affine.shift + j * kLanes);
         sum1[j] = sum2[j] = P(0);
-    }
+    });
     for (int64_t row = 0; row < rows; ++row) {
-        for (int j = 0; j < packs; ++j) {
+        each<packs>([&](auto j) INLINE_LAMBDA {
             const int64_t at = row * stride + j * kLanes;
             const P d = (packs == 1 ? load(x + at, some, A(0)) : load(x + at)) - shift[j];
             P g = packs == 1 ? load(grad + at, some, A(0)) : load(grad + at);
             if (clamp) g = where_within(d * load(affine.scale + j * kLanes) + load(affine.offset + j * kLanes), bound, g);
             sum1[j] += g;
             sum2[j] += g * d;
-        }
+        });
     }
-    for (int j = 0; j < packs; ++j) {
+    each<packs>([&](auto j) INLINE_LAMBDA {
         store(sum_grad + j * kLanes, widen(sum1[j]));
         store(sum_product + j * kLanes, widen(sum2[j]));
-    }
+    });
 }
 
 template <class T, bool clamp>

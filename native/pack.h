@@ -35,6 +35,16 @@ struct VectorOf {
 template <class E, int lanes>
 using Vector = typename VectorOf<E, lanes>::type;
 
+// Calls body(0), ..., body(n - 1) with constants: loops over a Pack's vectors must be gone before the compiler decides
+// what lives in registers.
+template <int n, int i = 0, class Body>
+ALWAYS_INLINE void each(const Body& body) {
+    if constexpr (i < n) {
+        body(Constant<i>{});
+        each<n, i + 1>(body);
+    }
+}
+
 template <class A>
 struct Pack {
     static constexpr int width = kVectorBytes / sizeof(A);
@@ -44,7 +54,7 @@ struct Pack {
 
     Pack() = default;
     ALWAYS_INLINE Pack(A scalar) {
-        for (int i = 0; i < count; ++i) v[i] = scalar - V{};
+        each<count>([&](auto i) INLINE_LAMBDA { v[i] = scalar - V{}; });
     }
 };
 
@@ -52,7 +62,7 @@ struct Pack {
     template <class A>                                                             \
     ALWAYS_INLINE Pack<A> operator op(const Pack<A>& a, const Pack<A>& b) {        \
         Pack<A> r;                                                                 \
-        for (int i = 0; i < Pack<A>::count; ++i) r.v[i] = a.v[i] op b.v[i];        \
+        each<Pack<A>::count>([&](auto i) INLINE_LAMBDA { r.v[i] = a.v[i] op b.v[i]; }); \
         return r;                                                                  \
     }                                                                              \
     template <class A>                                                             \
@@ -71,11 +81,11 @@ ALWAYS_INLINE void operator+=(Pack<A>& a, const Pack<A>& b) { a = a + b; }
 template <class A>
 ALWAYS_INLINE Pack<A> root(const Pack<A>& a) {
     Pack<A> r;
-    for (int i = 0; i < Pack<A>::count; ++i) {
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
         for (int j = 0; j < Pack<A>::width; ++j) {
             r.v[i][j] = sizeof(A) == 4 ? A(__builtin_sqrtf(float(a.v[i][j]))) : A(__builtin_sqrt(a.v[i][j]));
         }
-    }
+    });
     return r;
 }
 
@@ -83,10 +93,10 @@ ALWAYS_INLINE Pack<A> root(const Pack<A>& a) {
 template <class A>
 ALWAYS_INLINE Pack<A> where_finite(const Pack<A>& a, const Pack<A>& b, const Pack<A>& yes, const Pack<A>& no) {
     Pack<A> r;
-    for (int i = 0; i < Pack<A>::count; ++i) {
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
         const auto zero = (a.v[i] - a.v[i]) + (b.v[i] - b.v[i]);  // NaN where a or b is not finite
         r.v[i] = zero == zero ? yes.v[i] : no.v[i];
-    }
+    });
     return r;
 }
 
@@ -95,10 +105,10 @@ template <class A>
 ALWAYS_INLINE Pack<A> clip(const Pack<A>& a, A bound) {
     Pack<A> r;
     const auto top = Pack<A>(bound), bottom = Pack<A>(-bound);
-    for (int i = 0; i < Pack<A>::count; ++i) {
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
         const auto low = a.v[i] > top.v[i] ? top.v[i] : a.v[i];
         r.v[i] = low < bottom.v[i] ? bottom.v[i] : low;
-    }
+    });
     return r;
 }
 
@@ -107,35 +117,91 @@ template <class A>
 ALWAYS_INLINE Pack<A> where_within(const Pack<A>& a, A bound, const Pack<A>& value) {
     Pack<A> r;
     const auto top = Pack<A>(bound), bottom = Pack<A>(-bound);
-    for (int i = 0; i < Pack<A>::count; ++i) {
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
         const auto below = a.v[i] > top.v[i] ? top.v[i] - top.v[i] : value.v[i];
         r.v[i] = a.v[i] < bottom.v[i] ? top.v[i] - top.v[i] : below;
-    }
+    });
     return r;
+}
+
+// ---- halves of a vector, kept in registers
+
+template <class E, int lanes>
+struct Halves {
+    Vector<E, lanes / 2> low, high;
+    ALWAYS_INLINE explicit Halves(const Vector<E, lanes>& v) {
+#if defined(__AVX512F__)
+        if constexpr (sizeof v == 64 && sizeof(E) == 4) {
+            low = _mm512_castps512_ps256(v);
+            high = _mm512_extractf32x8_ps(v, 1);
+            return;
+        } else if constexpr (sizeof v == 64) {
+            low = _mm512_castpd512_pd256(v);
+            high = _mm512_extractf64x4_pd(v, 1);
+            return;
+        } else
+#endif
+#if defined(__AVX2__)
+        if constexpr (sizeof v == 32 && sizeof(E) == 4) {
+            low = _mm256_castps256_ps128(v);
+            high = _mm256_extractf128_ps(v, 1);
+            return;
+        } else if constexpr (sizeof v == 32) {
+            low = _mm256_castpd256_pd128(v);
+            high = _mm256_extractf128_pd(v, 1);
+            return;
+        } else
+#endif
+        {
+            for (int j = 0; j < lanes / 2; ++j) {
+                low[j] = v[j];
+                high[j] = v[j + lanes / 2];
+            }
+        }
+    }
+};
+
+template <class E, int lanes>
+ALWAYS_INLINE E sum_lanes(const Vector<E, lanes>& v) {
+    if constexpr (lanes == 2) {
+        return v[0] + v[1];
+    } else if constexpr (lanes == 4 && sizeof(E) == 4) {
+        return (v[0] + v[2]) + (v[1] + v[3]);
+    } else {
+        const Halves<E, lanes> h(v);
+        return sum_lanes<E, lanes / 2>(h.low + h.high);
+    }
 }
 
 // lane j + lane j+8, then +4, +2, +1: one order on every machine
 template <class A>
 ALWAYS_INLINE A sum(const Pack<A>& a) {
-    A t[kLanes];
-    std::memcpy(t, a.v, sizeof t);
-    for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int j = 0; j < half; ++j) t[j] += t[j + half];
-    }
-    return t[0];
+    constexpr int n = Pack<A>::count;
+    Pack<A> t = a;
+    if constexpr (n >= 8) each<4>([&](auto i) INLINE_LAMBDA { t.v[i] += t.v[i + 4]; });
+    if constexpr (n >= 4) each<2>([&](auto i) INLINE_LAMBDA { t.v[i] += t.v[i + 2]; });
+    if constexpr (n >= 2) t.v[0] += t.v[1];
+    return sum_lanes<A, Pack<A>::width>(t.v[0]);
 }
 
 // ---- between float and double
 
 ALWAYS_INLINE Pack<double> widen(const Pack<double>& a) { return a; }
 ALWAYS_INLINE Pack<double> widen(const Pack<float>& a) {
-    constexpr int half = Pack<double>::width;
     Pack<double> r;
-    for (int i = 0; i < Pack<double>::count; ++i) {
-        Vector<float, half> part;
-        std::memcpy(&part, reinterpret_cast<const char*>(a.v) + i * sizeof part, sizeof part);
-        r.v[i] = __builtin_convertvector(part, Pack<double>::V);
-    }
+    each<Pack<float>::count>([&](auto i) INLINE_LAMBDA {
+        const Halves<float, Pack<float>::width> h(a.v[i]);
+#if defined(__AVX512F__)
+        r.v[2 * i] = _mm512_cvtps_pd(h.low);
+        r.v[2 * i + 1] = _mm512_cvtps_pd(h.high);
+#elif defined(__AVX2__)
+        r.v[2 * i] = _mm256_cvtps_pd(h.low);
+        r.v[2 * i + 1] = _mm256_cvtps_pd(h.high);
+#else
+        r.v[2 * i] = __builtin_convertvector(h.low, Pack<double>::V);
+        r.v[2 * i + 1] = __builtin_convertvector(h.high, Pack<double>::V);
+#endif
+    });
     return r;
 }
 
@@ -146,34 +212,43 @@ ALWAYS_INLINE Pack<double> narrow<double>(const Pack<double>& a) { return a; }
 template <>
 ALWAYS_INLINE Pack<float> narrow<float>(const Pack<double>& a) {
     Pack<float> r;
-    for (int i = 0; i < Pack<double>::count; ++i) {
-        const auto part = __builtin_convertvector(a.v[i], Vector<float, Pack<double>::width>);
-        std::memcpy(reinterpret_cast<char*>(r.v) + i * sizeof part, &part, sizeof part);
-    }
+    each<Pack<float>::count>([&](auto i) INLINE_LAMBDA {
+        const auto low = a.v[2 * i], high = a.v[2 * i + 1];
+#if defined(__AVX512F__)
+        r.v[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
+#elif defined(__AVX2__)
+        r.v[i] = _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
+#else
+        for (int j = 0; j < Pack<double>::width; ++j) {
+            r.v[i][j] = float(low[j]);
+            r.v[i][j + Pack<double>::width] = float(high[j]);
+        }
+#endif
+    });
     return r;
 }
 
 // ---- between memory and registers
 
-ALWAYS_INLINE Pack<float> load(const float* p) {
-    Pack<float> r;
-    std::memcpy(r.v, p, sizeof r.v);
+template <class A>
+ALWAYS_INLINE Pack<A> load_lanes(const A* p) {
+    Pack<A> r;
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
+        std::memcpy(&r.v[i], p + i * Pack<A>::width, sizeof r.v[0]);
+    });
     return r;
 }
-ALWAYS_INLINE Pack<double> load(const double* p) {
-    Pack<double> r;
-    std::memcpy(r.v, p, sizeof r.v);
-    return r;
-}
+ALWAYS_INLINE Pack<float> load(const float* p) { return load_lanes(p); }
+ALWAYS_INLINE Pack<double> load(const double* p) { return load_lanes(p); }
 ALWAYS_INLINE Pack<float> load(const bfloat16* p) {
     constexpr int width = Pack<float>::width;
     Pack<float> r;
-    for (int i = 0; i < Pack<float>::count; ++i) {
+    each<Pack<float>::count>([&](auto i) INLINE_LAMBDA {
         Vector<uint16_t, width> bits;
         std::memcpy(&bits, p + i * width, sizeof bits);
         const auto wide = __builtin_convertvector(bits, Vector<uint32_t, width>) << 16;
         std::memcpy(&r.v[i], &wide, sizeof wide);
-    }
+    });
     return r;
 }
 
@@ -229,62 +304,54 @@ ALWAYS_INLINE Pack<float> load(const float16* p) {
     return r;
 }
 
-// The pack as it lies in memory: sixteen T.
+// One vector of a pack as it lies in memory: `width` scalars of T.
 template <class T>
-struct Image {
-    T lanes[kLanes];
+struct Image;
+template <class A>
+struct ImageOf {
+    using V = typename Pack<A>::V;
+    static ALWAYS_INLINE V of(const V& v) { return v; }
 };
-
-ALWAYS_INLINE Image<float> image(const Pack<float>& a, float) {
-    Image<float> r;
-    std::memcpy(&r, a.v, sizeof r);
-    return r;
-}
-ALWAYS_INLINE Image<double> image(const Pack<double>& a, double) {
-    Image<double> r;
-    std::memcpy(&r, a.v, sizeof r);
-    return r;
-}
-ALWAYS_INLINE Image<bfloat16> image(const Pack<float>& a, bfloat16) {
-    constexpr int width = Pack<float>::width;
-    Image<bfloat16> r;
-    for (int i = 0; i < Pack<float>::count; ++i) {
+template <>
+struct Image<float> : ImageOf<float> {};
+template <>
+struct Image<double> : ImageOf<double> {};
+template <>
+struct Image<bfloat16> {
+    static constexpr int width = Pack<float>::width;
+    static ALWAYS_INLINE Vector<uint16_t, width> of(const Pack<float>::V& v) {
         Vector<uint32_t, width> bits;
-        std::memcpy(&bits, &a.v[i], sizeof bits);
-        const auto rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest even
-        const auto quiet = bits >> 16 | 0x40;
-        const auto chosen = a.v[i] == a.v[i] ? rounded : quiet;
-        const auto narrow = __builtin_convertvector(chosen, Vector<uint16_t, width>);
-        std::memcpy(r.lanes + i * width, &narrow, sizeof narrow);
+        std::memcpy(&bits, &v, sizeof bits);
+        const Vector<uint32_t, width> rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest even
+        const Vector<uint32_t, width> quiet = bits >> 16 | 0x40;
+        const Vector<uint32_t, width> chosen = v == v ? rounded : quiet;
+        return __builtin_convertvector(chosen, Vector<uint16_t, width>);
     }
-    return r;
-}
-ALWAYS_INLINE Image<float16> image(const Pack<float>& a, float16) {
-    Image<float16> r;
+};
+template <>
+struct Image<float16> {
+    static constexpr int width = Pack<float>::width;
+    static ALWAYS_INLINE Vector<uint16_t, width> of(const Pack<float>::V& v) {
+        Vector<uint16_t, width> r;
 #if defined(__AVX512F__)
-    __m512 wide;
-    std::memcpy(&wide, a.v, sizeof wide);
-    const __m256i narrow = _mm512_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    std::memcpy(&r, &narrow, sizeof r);
+        const __m256i narrow = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        std::memcpy(&r, &narrow, sizeof r);
 #elif defined(__F16C__)
-    for (int i = 0; i < 2; ++i) {
-        __m256 wide;
-        std::memcpy(&wide, &a.v[i], sizeof wide);
-        const __m128i narrow = _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT);
-        std::memcpy(r.lanes + 8 * i, &narrow, sizeof narrow);
-    }
+        const __m128i narrow = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+        std::memcpy(&r, &narrow, sizeof r);
 #else
-    float t[kLanes];
-    std::memcpy(t, a.v, sizeof t);
-    for (int j = 0; j < kLanes; ++j) r.lanes[j].bits = float_to_float16(t[j]);
+        for (int j = 0; j < width; ++j) r[j] = float_to_float16(v[j]);
 #endif
-    return r;
-}
+        return r;
+    }
+};
 
 template <class T, class A>
 ALWAYS_INLINE void store(T* p, const Pack<A>& a) {
-    const auto lanes = image(a, T{});
-    std::memcpy(p, &lanes, sizeof lanes);
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
+        const auto lanes = Image<T>::of(a.v[i]);
+        std::memcpy(p + i * Pack<A>::width, &lanes, sizeof lanes);
+    });
 }
 
 // The first n lanes only; the others read as `fill`.
@@ -292,56 +359,53 @@ template <class T>
 ALWAYS_INLINE Pack<Accumulator<T>> load(const T* p, int64_t n, Accumulator<T> fill) {
     using A = Accumulator<T>;
     if (n >= kLanes) return load(p);
-    T t[kLanes] = {};
-    for (int64_t j = 0; j < n; ++j) t[j] = p[j];
-    const Pack<A> some = load(t);
+    T some[kLanes] = {};
+    for (int64_t j = 0; j < n; ++j) some[j] = p[j];
     A lanes[kLanes];
-    std::memcpy(lanes, some.v, sizeof lanes);
+    store(lanes, load(some));
     for (int64_t j = n; j < kLanes; ++j) lanes[j] = fill;
     return load(lanes);
 }
 template <class T, class A>
 ALWAYS_INLINE void store(T* p, const Pack<A>& a, int64_t n) {
     if (n >= kLanes) return store(p, a);
-    const auto lanes = image(a, T{});
-    for (int64_t j = 0; j < n; ++j) p[j] = lanes.lanes[j];
+    T lanes[kLanes];
+    store(lanes, a);
+    for (int64_t j = 0; j < n; ++j) p[j] = lanes[j];
 }
 
 // Past the caches, for results too large to stay in them. p is aligned to kStreamBytes<T>.
 template <class T>
-constexpr int64_t kStreamBytes = kLanes * sizeof(T) < size_t(kVectorBytes) ? kLanes * sizeof(T) : kVectorBytes;
+constexpr int64_t kStreamBytes = sizeof(Image<T>::of(typename Pack<Accumulator<T>>::V{}));
 
 template <class T, class A>
 ALWAYS_INLINE void stream(T* p, const Pack<A>& a) {
-    const auto lanes = image(a, T{});
-    const char* from = reinterpret_cast<const char*>(&lanes);
-    char* to = reinterpret_cast<char*>(p);
-    constexpr int64_t step = kStreamBytes<T>;
-    for (size_t i = 0; i < sizeof lanes; i += step) {
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
+        const auto lanes = Image<T>::of(a.v[i]);
+        [[maybe_unused]] T* const to = p + i * Pack<A>::width;
 #if defined(__AVX512F__)
-        if constexpr (step == 64) {
+        if constexpr (sizeof lanes == 64) {
             __m512i v;
-            std::memcpy(&v, from + i, step);
-            _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), v);
+            std::memcpy(&v, &lanes, sizeof v);
+            _mm512_stream_si512(reinterpret_cast<__m512i*>(to), v);
         } else
 #endif
 #if defined(__AVX2__)
-        if constexpr (step == 32) {
+        if constexpr (sizeof lanes == 32) {
             __m256i v;
-            std::memcpy(&v, from + i, step);
-            _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), v);
+            std::memcpy(&v, &lanes, sizeof v);
+            _mm256_stream_si256(reinterpret_cast<__m256i*>(to), v);
         } else
 #endif
-        {
 #if defined(__SSE2__)
+        if constexpr (sizeof lanes == 16) {
             __m128i v;
-            std::memcpy(&v, from + i, 16);
-            _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), v);
-#else
-            std::memcpy(to + i, from + i, step);
+            std::memcpy(&v, &lanes, sizeof v);
+            _mm_stream_si128(reinterpret_cast<__m128i*>(to), v);
+        } else
 #endif
-        }
-    }
+            std::memcpy(to, &lanes, sizeof lanes);
+    });
 }
 
 ALWAYS_INLINE void end_streaming() {

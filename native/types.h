@@ -95,9 +95,11 @@ private:
     }
 };
 
+// An integer that is known when it is passed on.
 template <int n>
 struct Constant {
     static constexpr int value = n;
+    ALWAYS_INLINE constexpr operator int() const { return n; }
 };
 
 }  // namespace onlinenorm
