@@ -89,9 +89,7 @@ def test_two_samples_by_hand() -> None:
     # Sample 2: y' = (6, 2, 0, 4). x̃' = y' - (1/2)·2·y = (5, 3, 0, 4); x' = x̃'/(3/2) - (1/2)·1.
     # ε^(y) = 2 + (5 - 3)/4 = 5/2 and ε^(1) = 1 + (17 + 9 - 3 + 13)/6/4 = 5/2.
     # weight' = 4 + (3·1 - 1·1) = 6 and bias' = 2 + (3 + 1 + 0 + 2) = 8.
-    assert_allclose(
-        dx[1, 0], [17 / 6, 3 / 2, -1 / 2, 13 / 6], err_msg="gradient of sample 2, both errors acting"
-    )
+    assert_allclose(dx[1, 0], [17 / 6, 3 / 2, -1 / 2, 13 / 6], err_msg="gradient of sample 2, both errors acting")
     assert_allclose(layer.control_y, 5 / 2)
     assert_allclose(layer.control_1, 5 / 2)
     assert_allclose(layer.weight_grad, 6)
@@ -101,9 +99,7 @@ def test_two_samples_by_hand() -> None:
 def test_layer_scaling_by_hand() -> None:
     # σ = sqrt(1 + 3) = 2, so y = (1, 7); ζ = sqrt((1 + 49)/2 + 11) = 6, so z = (1/6, 7/6).
     layer = OnlineNorm(2, eps=3.0, guard_eps=11.0)
-    assert_allclose(
-        layer.forward([[2, 14]]), [[1 / 6, 7 / 6]], err_msg="eps and guard_eps are under the roots"
-    )
+    assert_allclose(layer.forward([[2, 14]]), [[1 / 6, 7 / 6]], err_msg="eps and guard_eps are under the roots")
     # z' = (12, 0): μ({z z'}) = (12/6)/2 = 1, so u' = ((12 - 1/6)/6, (0 - 7/6)/6) = (71/36, -7/36).
     # The control errors are 0, so x' = u'/2; weight' = u'·y = (71/36, -49/36) and bias' = u'.
     assert_allclose(layer.backward([[12, 0]]), [[71 / 72, -7 / 72]])
@@ -117,9 +113,7 @@ def test_clamp_by_hand() -> None:
     assert_array_equal(z, [[[-5, -5, 0, 5, 5]]], err_msg="outputs are clipped at ±5")
     dx = layer.backward([[[1, 2, 3, 4, 5]]])
     assert_array_equal(dx, [[[0, 2, 3, 4, 0]]], err_msg="the gradient passes on the bounds and not beyond")
-    assert_array_equal(
-        layer.weight_grad, [-5 * 2 + 5 * 4], err_msg="clipped elements give weight no gradient"
-    )
+    assert_array_equal(layer.weight_grad, [-5 * 2 + 5 * 4], err_msg="clipped elements give weight no gradient")
     assert_array_equal(layer.bias_grad, [2 + 3 + 4], err_msg="clipped elements give bias no gradient")
 
 
@@ -138,9 +132,7 @@ def test_statistics_are_weighted_sums_over_history(x_and_grad: tuple[Array, Arra
     weights = (1 - alpha) * alpha ** np.arange(n - 1, -1, -1.0)
     mean = np.einsum("n,ncd->c", weights, x) / x.shape[2]
     square = np.einsum("n,ncd->c", weights, x**2) / x.shape[2] + alpha**n * 1.0
-    assert_allclose(
-        layer.running_mean, mean, atol=1e-12, err_msg="the exponentially weighted mean of elements"
-    )
+    assert_allclose(layer.running_mean, mean, atol=1e-12, err_msg="the exponentially weighted mean of elements")
     assert_allclose(layer.running_var, square - mean**2, atol=1e-11, err_msg="their variance about that mean")
 
 
@@ -328,9 +320,7 @@ def test_backward_takes_the_last_forward_first() -> None:
     layer.forward([[2.0]])
     layer.forward([[4.0]])
     # b: x̃' = y' = 1, so ε^(y) = y_b = 3/σ_1; x' = 1/σ_1 = ε^(1).
-    assert_allclose(
-        layer.backward([[1.0]]), [[1 / sigma]], err_msg="b goes back first, under no control error"
-    )
+    assert_allclose(layer.backward([[1.0]]), [[1 / sigma]], err_msg="b goes back first, under no control error")
     # a: x̃' = 5 - (1/4)(3/σ_1)·2 and x' = x̃'/1 - (1/4)/σ_1, in all 5 - (7/4)/σ_1.
     assert_allclose(layer.backward([[5.0]]), [[5 - 1.75 / sigma]], err_msg="a second, under what b left")
     assert_allclose(layer.control_1, 5 - 0.75 / sigma)
@@ -366,9 +356,7 @@ def test_memory_order_does_not_matter() -> None:
     x, grad = noise(3, 3, 40), noise(3, 3, 40, seed=2)
     layer, transposed = OnlineNorm(3), OnlineNorm(3)
     assert_array_equal(transposed.forward(np.asfortranarray(x)), layer.forward(x), err_msg="outputs")
-    assert_array_equal(
-        transposed.backward(np.asfortranarray(grad)), layer.backward(grad), err_msg="gradients"
-    )
+    assert_array_equal(transposed.backward(np.asfortranarray(grad)), layer.backward(grad), err_msg="gradients")
     assert_same_state(transposed, state_of(layer), "depends on the memory order of the input")
 
 
@@ -380,9 +368,7 @@ def test_arguments_are_read_once_and_left_alone() -> None:
     z = layer.forward(x)
     assert_array_equal(x, kept_x, err_msg="forward changed its input")
     x[:], z[:] = 0.0, 0.0  # as an in-place operation after the layer would
-    assert_array_equal(
-        layer.backward(grad), other.backward(grad), err_msg="backward shares its caller's memory"
-    )
+    assert_array_equal(layer.backward(grad), other.backward(grad), err_msg="backward shares its caller's memory")
     assert_array_equal(grad, kept_grad, err_msg="backward changed its gradient")
 
 
@@ -405,9 +391,7 @@ def test_bad_feature_keeps_its_statistics(bad: float, guard: Guard, shape: tuple
     x = noise(*shape)
     bad_x = x.copy()
     bad_x.reshape(planes(x).shape)[1, 2, 0] = bad  # sample 1, feature 2, one element
-    clean, skipped, layer = (
-        with_random_parameters(OnlineNorm(3, alpha_fwd=0.9, guard=guard)) for _ in range(3)
-    )
+    clean, skipped, layer = (with_random_parameters(OnlineNorm(3, alpha_fwd=0.9, guard=guard)) for _ in range(3))
     clean_z = clean.forward(x)
     skipped.forward(np.delete(x, 1, axis=0))
     z = layer.forward(bad_x)
@@ -415,9 +399,7 @@ def test_bad_feature_keeps_its_statistics(bad: float, guard: Guard, shape: tuple
     for name in ("running_mean", "running_var"):
         got = getattr(layer, name)
         assert_array_equal(got[:2], getattr(clean, name)[:2], err_msg=f"{name}: good features must advance")
-        assert_array_equal(
-            got[2], getattr(skipped, name)[2], err_msg=f"{name}: as if the sample had not been"
-        )
+        assert_array_equal(got[2], getattr(skipped, name)[2], err_msg=f"{name}: as if the sample had not been")
     assert_array_equal(z[0], clean_z[0], err_msg="the sample before")
     if guard == "layer_scaling":
         assert np.isnan(z[1]).all(), "under layer scaling the bad sample must be NaN in every feature"
@@ -458,9 +440,7 @@ def test_bad_feature_keeps_its_control_errors(where: str, bad: float, guard: Gua
         got, kept, advanced = getattr(layer, name), after_two[name], getattr(clean, name)
         assert_array_equal(got[good], advanced[good], err_msg=f"{name}: good features must advance")
         assert_array_equal(got[good.stop :], kept[good.stop :], err_msg=f"{name}: bad features must keep it")
-    assert not np.isfinite(dx[2, good.stop :]).all(axis=1).any(), (
-        "what is not finite must show in the gradient"
-    )
+    assert not np.isfinite(dx[2, good.stop :]).all(axis=1).any(), "what is not finite must show in the gradient"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """What the PyTorch tests share: building a layer beside its reference, and comparing the two."""
 
 import numpy as np
-
 import torch
+
 from onlinenorm.reference import OnlineNorm as Reference
 from onlinenorm.torch import OnlineNorm
 

@@ -1,11 +1,11 @@
 """Both backends against the paper's equations, one sample at a time in float64."""
 
 import pytest
+import torch
 from helpers import GUARDS, STATE, assert_close, channels_last, layer_and_reference, step
 from hypothesis import given
 from hypothesis import strategies as st
 
-import torch
 from onlinenorm.torch import functional
 
 # What rounding each type costs, relative to the largest value; the state is compared at the accumulator's.

@@ -3,9 +3,9 @@
 import re
 
 import pytest
+import torch
 from helpers import assert_same_state, state_of
 
-import torch
 from onlinenorm.torch import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d, functional
 
 

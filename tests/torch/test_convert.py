@@ -3,10 +3,10 @@
 import copy
 
 import pytest
-
 import torch
-from onlinenorm.torch import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d, convert
 from torch import nn
+
+from onlinenorm.torch import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d, convert
 
 
 class Net(nn.Module):

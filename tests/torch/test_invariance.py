@@ -5,11 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from helpers import GUARDS, assert_same_state, channels_last, layer_and_reference, state_of, step
 from hypothesis import given
 from hypothesis import strategies as st
-
-import torch
 
 SHAPES = [(24, 64, 8, 8), (6, 3, 70, 70), (9, 20), (130, 300), (4, 130, 19, 19), (5, 16, 6, 6, 6), (3, 2, 300, 300)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

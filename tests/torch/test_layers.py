@@ -5,12 +5,12 @@ import io
 import pickle
 
 import pytest
-from helpers import GUARDS, STATE, assert_close, assert_same_state, channels_last, layer_and_reference, state_of, step
-
 import torch
+from helpers import GUARDS, STATE, assert_close, assert_same_state, channels_last, layer_and_reference, state_of, step
+from torch import nn
+
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d, functional
-from torch import nn
 
 BACKENDS = ["native", "portable"]
 

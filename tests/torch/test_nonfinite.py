@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 from helpers import GUARDS, STATE, assert_close, layer_and_reference, state_of, step
 
-import torch
 from onlinenorm.torch import functional
 
 SHAPES = [(6, 40), (6, 5, 7), (6, 70, 20, 20)]

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 from helpers import STATE, assert_close, channels_last, layer_and_reference, step
 
-import torch
 from onlinenorm.torch import OnlineNorm, functional
 
 

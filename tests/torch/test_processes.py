@@ -4,10 +4,9 @@ import multiprocessing
 import threading
 
 import pytest
+import torch
 from helpers import assert_same_state, layer_and_reference, state_of, step
 from torch.utils.data import DataLoader, Dataset
-
-import torch
 
 SHAPE = (16, 64, 20, 20)  # large enough for several threads
 

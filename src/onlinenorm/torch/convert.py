@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch.layers import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
 from onlinenorm.torch.settings import Guard
-from torch import nn
 
 _REPLACEMENTS: dict[type[nn.Module], type[OnlineNorm]] = {
     nn.BatchNorm1d: OnlineNorm1d,

@@ -7,10 +7,11 @@ from types import ModuleType
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch import native, portable
 from onlinenorm.torch.settings import Guard, Settings, checked_settings
-from torch import Tensor
 
 Backend = Literal["auto", "native", "portable"]
 _chosen_backend: Backend = "auto"
@@ -63,7 +64,7 @@ def _run(x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> 
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
-        z: Tensor = _OnlineNorm.apply(x, weight, bias, call)
+        z: Tensor = _OnlineNorm.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
         return z
     return call.forward(x, weight, bias, keep=False)[0]
 
@@ -72,10 +73,13 @@ _run_outside_graphs: Callable[..., Tensor] | None = None
 
 
 def _outside_graphs() -> Callable[..., Tensor]:
-    """`_run` as a place where a compiled model breaks its graph: addresses can't be traced."""
+    """`_run` as a place where a compiled model breaks its graph: addresses can't be traced.
+
+    Made when first needed, as it imports the compiler.
+    """
     global _run_outside_graphs
     if _run_outside_graphs is None:
-        _run_outside_graphs = torch.compiler.disable(_run)  # imports the compiler: not before somebody compiles
+        _run_outside_graphs = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
     return _run_outside_graphs
 
 
@@ -104,7 +108,7 @@ class _OnlineNorm(torch.autograd.Function):
             ctx.needs_input_grad,
         )
         if torch.is_grad_enabled():  # create_graph=True
-            grads = (None if grad is None else _Once.apply(grad, grad_z, x, weight) for grad in grads)
+            grads = (None if grad is None else _Once.apply(grad, grad_z, x, weight) for grad in grads)  # type: ignore[no-untyped-call]
         return (*grads, None)
 
 

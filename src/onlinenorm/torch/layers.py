@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch.functional import online_norm
 from onlinenorm.torch.settings import Guard, checked_settings
-from torch import Tensor, nn
 
 _STATE = ("running_mean", "running_var", "control_y", "control_1")
 
@@ -164,7 +165,7 @@ class OnlineNorm(nn.Module):
                 return fn(t.float())
             return moved if moved.dtype == t.dtype else t.to(moved.device)
 
-        return super()._apply(keep_wide, recurse)  # type: ignore[no-any-return]
+        return super()._apply(keep_wide, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Also take the state dict of a BatchNorm: what it does not know starts anew."""

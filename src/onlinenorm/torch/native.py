@@ -3,9 +3,10 @@
 from functools import lru_cache
 
 import torch
+from torch import Tensor
+
 from onlinenorm import _native
 from onlinenorm.torch.settings import GUARDS, Settings
-from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}  # as in onlinenorm.h
 _GUARD_CODES = {None: 0, "layer_scaling": 1, "clamp": 2}

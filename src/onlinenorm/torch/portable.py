@@ -8,8 +8,9 @@ of operations on C numbers; everything else is on whole batches.
 from typing import NamedTuple
 
 import torch
-from onlinenorm.torch.settings import Settings
 from torch import Tensor
+
+from onlinenorm.torch.settings import Settings
 
 
 class Streams(NamedTuple):
