@@ -1,0 +1,35 @@
+"""The command line: each command lives in its own module and is only registered here."""
+
+from typing import Annotated
+
+import typer
+
+import onlinenorm
+from onlinenorm.bench import bench
+from onlinenorm.experiments.demo import demo
+
+app = typer.Typer(
+    help="Online Normalization: see it train, measure its speed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"onlinenorm {onlinenorm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(demo)
+app.command()(bench)
