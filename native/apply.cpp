@@ -46,10 +46,11 @@ ALWAYS_INLINE void over_rows(T* out, int64_t stride, int64_t rows, int64_t some,
 }
 
 template <class T, bool clamp>
-void apply_of(const Geometry& g, const T* x, T* z, int64_t first, int64_t last,
+void apply_of(const Geometry& given, const T* x, T* z, int64_t first, int64_t last,
               const Affine<Accumulator<T>>& affine, const double* inv_zeta, Accumulator<T> bound, bool streaming) {
     using A = Accumulator<T>;
     using P = Pack<A>;
+    const Geometry g = given;
     Unit u(g, last - 1);  // backwards: what the moments read last is still in the cache
     for (int64_t left = last - first; left > 0; --left, u.previous()) {
         const int64_t at = u.sample * g.padded + u.channel;
@@ -65,7 +66,7 @@ void apply_of(const Geometry& g, const T* x, T* z, int64_t first, int64_t last,
                 const T* from = x + u.start + c;
                 over_rows<packs.value>(z + u.start + c, g.channels, u.length, some, streaming,
                                        [&](int64_t i, int j, int64_t n) INLINE_LAMBDA {
-                                           const P r = (load(from + i, n, A(0)) - shift[j]) * scale[j] + offset[j];
+                                           const P r = (load(from + i, n) - shift[j]) * scale[j] + offset[j];
                                            return clamp ? clip(r, bound) : r;
                                        });
             });
@@ -73,7 +74,7 @@ void apply_of(const Geometry& g, const T* x, T* z, int64_t first, int64_t last,
             const P shift(affine.shift[at]), scale(affine.scale[at] * zoom), offset(affine.offset[at] * zoom);
             const T* from = x + u.start;
             over_plane(z + u.start, u.length, streaming, [&](int64_t i, int64_t n) INLINE_LAMBDA {
-                const P r = (load(from + i, n, A(0)) - shift) * scale + offset;
+                const P r = (load(from + i, n) - shift) * scale + offset;
                 return clamp ? clip(r, bound) : r;
             });
         }
@@ -82,11 +83,12 @@ void apply_of(const Geometry& g, const T* x, T* z, int64_t first, int64_t last,
 }
 
 template <class T, bool clamp>
-void apply_grad_of(const Geometry& g, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,
+void apply_grad_of(const Geometry& given, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,
                    const Affine<Accumulator<T>>& affine, Accumulator<T> bound, const Accumulator<T>* grad_scale,
                    const Accumulator<T>* x_scale, const Accumulator<T>* grad_offset, bool streaming) {
     using A = Accumulator<T>;
     using P = Pack<A>;
+    const Geometry g = given;
     Unit u(g, last - 1);
     for (int64_t left = last - first; left > 0; --left, u.previous()) {
         const int64_t at = u.sample * g.padded + u.channel;
@@ -103,8 +105,8 @@ void apply_grad_of(const Geometry& g, const T* x, const T* grad_z, T* grad_x, in
                 });
                 over_rows<packs.value>(grad_x + u.start + c, g.channels, u.length, some, streaming,
                                        [&](int64_t i, int j, int64_t n) INLINE_LAMBDA {
-                                           const P d = load(from + c + i, n, A(0)) - shift[j];
-                                           P grad = load(grads + c + i, n, A(0));
+                                           const P d = load(from + c + i, n) - shift[j];
+                                           P grad = load(grads + c + i, n);
                                            if (clamp) {
                                                const int64_t here = at + c + j * kLanes;
                                                grad = where_within(
@@ -118,8 +120,8 @@ void apply_grad_of(const Geometry& g, const T* x, const T* grad_z, T* grad_x, in
             const P shift(affine.shift[at]), by_grad(grad_scale[at]), by_x(x_scale[at]), less(grad_offset[at]);
             const P scale(clamp ? affine.scale[at] : A(0)), offset(clamp ? affine.offset[at] : A(0));
             over_plane(grad_x + u.start, u.length, streaming, [&](int64_t i, int64_t n) INLINE_LAMBDA {
-                const P d = load(from + i, n, A(0)) - shift;
-                P grad = load(grads + i, n, A(0));
+                const P d = load(from + i, n) - shift;
+                P grad = load(grads + i, n);
                 if (clamp) grad = where_within(d * scale + offset, bound, grad);
                 return grad * by_grad - d * by_x - less;
             });
@@ -151,11 +153,18 @@ template <class T>
 void apply_scalars(const Geometry& g, const Accumulator<T>* u, T* z, int64_t samples, int64_t first, int64_t last,
                    const double* inv_zeta, Accumulator<T> bound) {
     using A = Accumulator<T>;
+    const bool clamp = bound < __builtin_inf();
+    const int64_t channels = g.channels;
     for (int64_t n = 0; n < samples; ++n) {
         const Pack<A> zoom(A(inv_zeta[n]));
-        for (int64_t c = first; c < last; c += kLanes) {
-            store(z + n * g.channels + c, clip(load(u + n * g.padded + c) * zoom, bound), g.channels - c);
-        }
+        over_strips(first, last, [&](auto packs, int64_t strip) INLINE_LAMBDA {
+            const A* const from = u + by_strip(samples, n, strip);
+            T* const to = z + n * channels + strip;
+            each<packs.value>([&](auto j) INLINE_LAMBDA {
+                const Pack<A> r = load(from + j * kLanes) * zoom;
+                store(to + j * kLanes, clamp ? clip(r, bound) : r, channels - strip - j * kLanes);
+            });
+        });
     }
 }
 

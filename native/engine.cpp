@@ -1,4 +1,5 @@
 // The engine: blocks of samples that fit in the cache go through moments, scan and apply while they are there.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -66,9 +67,11 @@ int64_t cache_bytes(int level, int64_t otherwise) {
 }
 
 const int64_t core_cache = cache_bytes(2, 512 << 10);
-const int64_t last_cache = cache_bytes(3, 16 << 20);
 
+constexpr int64_t kMostThreads = 1024;  // more than any machine has, and no more than OpenMP can start
 constexpr int64_t kGrain = 16384;       // scalars that are worth another thread
+constexpr int64_t kGrainScalars = 4096;  // the same where D = 1
+constexpr int64_t kBlockScalars = 65536;  // scalars in a block where D = 1, whose coefficients are as large as they
 constexpr int64_t kFusedScalars = 8192;  // scalars that stay in the innermost cache between two steps
 
 // ---- scratch
@@ -113,45 +116,44 @@ private:
 
 // ---- parameters
 
+// All of these are for channels [first, last), which are one thread's, and round last up to whole packs.
+
 template <class P, class A>
-void read_parameters_as(const void* from, int64_t channels, int64_t padded, A otherwise, A* to) {
-    for (int64_t c = 0; c < padded; c += kLanes) {
-        const int64_t some = channels - c < kLanes ? channels - c : kLanes;
-        Pack<A> value(A(0));
-        if (from) {
-            const auto read = load(static_cast<const P*>(from) + c, some, 0);
-            value = narrow<A>(widen(read));
-        }
+void read_parameters_as(const void* from, int64_t channels, int64_t first, int64_t last, A otherwise, A* to) {
+    for (int64_t c = first; c < last; c += kLanes) {
+        const Pack<A> value = from ? narrow<A>(load_wide(static_cast<const P*>(from) + c, channels - c))
+                                   : first_lanes(Pack<A>(otherwise), channels - c);
         store(to + c, value);
-        if (!from) {
-            for (int64_t j = 0; j < some; ++j) to[c + j] = otherwise;
-        }
     }
 }
 
 template <class T, class A>
-void read_parameters(const onlinenorm_layer& layer, const Geometry& g, const void* from, A otherwise, A* to) {
-    if (layer.param_dtype == layer.dtype) return read_parameters_as<T>(from, g.channels, g.padded, otherwise, to);
-    read_parameters_as<float>(from, g.channels, g.padded, otherwise, to);
+void read_parameters(const onlinenorm_layer& layer, const void* from, int64_t first, int64_t last, A otherwise, A* to) {
+    const auto read = layer.param_dtype == layer.dtype ? read_parameters_as<T, A> : read_parameters_as<float, A>;
+    read(from, layer.channels, first, last, otherwise, to);
 }
 
 template <class P>
-void write_parameters_as(const double* from, int64_t channels, void* to) {
-    for (int64_t c = 0; c < channels; c += kLanes) {
+void write_parameters_as(const double* from, int64_t channels, int64_t first, int64_t last, void* to) {
+    for (int64_t c = first; c < last; c += kLanes) {
         store(static_cast<P*>(to) + c, narrow<Accumulator<P>>(load(from + c)), channels - c);
     }
 }
 
 template <class T>
-void write_parameters(const onlinenorm_layer& layer, const Geometry& g, const double* from, void* to) {
+void write_parameters(const onlinenorm_layer& layer, const double* from, int64_t first, int64_t last, void* to) {
     if (!to) return;
-    if (layer.param_dtype == layer.dtype) return write_parameters_as<T>(from, g.channels, to);
-    write_parameters_as<float>(from, g.channels, to);
+    const auto write = layer.param_dtype == layer.dtype ? write_parameters_as<T> : write_parameters_as<float>;
+    write(from, layer.channels, first, last, to);
 }
 
-void copy_padded(double* to, const double* from, const Geometry& g, double padding) {
-    std::memcpy(to, from, size_t(g.channels) * sizeof(double));
-    for (int64_t c = g.channels; c < g.padded; ++c) to[c] = padding;
+// Between the caller's state and scratch, or between two arrays of scratch.
+void read_state(const double* from, int64_t channels, int64_t first, int64_t last, double padding, double* to) {
+    for (int64_t c = first; c < last; c += kLanes) store(to + c, load(from + c, channels - c));
+    if (channels < last) std::fill(to + channels, to + last, padding);
+}
+void write_state(const double* from, int64_t channels, int64_t first, int64_t last, double* to) {
+    for (int64_t c = first; c < last; c += kLanes) store(to + c, load(from + c), channels - c);
 }
 
 // ---- the loop over blocks
@@ -182,15 +184,15 @@ public:
           g{layer.channels, layer.elements, layer.layout == ONLINENORM_NDC},
           scaling(layer.guard == ONLINENORM_GUARD_LAYER_SCALING),
           bound(layer.guard == ONLINENORM_GUARD_CLAMP ? A(layer.clamp_value) : kUnbounded),
-          streaming(layer.samples * g.size * int64_t(sizeof(T)) > last_cache / 2) {
-        const int64_t worth = layer.samples * g.size / kGrain;
-        threads = worth < 1 ? 1 : int(smaller(worth, layer.threads));
+          streaming(layer.samples * g.size * int64_t(sizeof(T)) > cache_of(layer.threads)) {
+        const int64_t worth = layer.samples * g.size / (g.elements == 1 ? kGrainScalars : kGrain);
+        threads = worth < 1 ? 1 : int(smaller(worth, smaller(layer.threads, kMostThreads)));
     }
 
     void forward(onlinenorm_state& state, const T* x, const void* weight, const void* bias, T* z, void* replay_buffer) {
         const Replay<A> replay(g, replay_buffer);
-        const bool needs_moments = layer.training || scaling;
-        if (g.elements != 1) block = block_for(streaming ? 1 : 2);
+        const bool needs_moments = layer.training || scaling || replay.moments;
+        block = block_for(streaming ? 1 : 2);
         const int64_t rows = block * g.padded;
 
         double *mean, *var, *chunk_mean, *chunk_square, *square, *inv_zeta;
@@ -203,24 +205,24 @@ public:
             s.take(beta, g.padded);
             s.take(square, 2 * block * g.strips);
             s.take(inv_zeta, threads * block);
-            if (g.elements == 1) return s.take(u, rows);
+            if (g.elements == 1) return s.take(u, block * g.strips * kStrip);
             s.take(affine, rows);
             s.take(chunk_mean, rows * g.chunks);
             s.take(chunk_square, rows * g.chunks);
         });
-        copy_padded(mean, state.mean, g, 0);
-        copy_padded(var, state.var, g, 1);
-        read_parameters<T>(layer, g, weight, A(1), gamma);
-        read_parameters<T>(layer, g, bias, A(0), beta);
-        if (replay.mean) {
-            std::memcpy(replay.mean, mean, size_t(g.padded) * sizeof(double));
-            std::memcpy(replay.var, var, size_t(g.padded) * sizeof(double));
-        }
         if (g.elements != 1) clear_padding(chunk_mean, chunk_square, rows * g.chunks);
 
         in_parallel(threads, [&](const Team& team) {
             const Share strips(team, g.strips);
             const int64_t first = strips.first * kStrip, last = smaller(strips.last * kStrip, g.padded);
+            read_state(state.mean, g.channels, first, last, 0, mean);
+            read_state(state.var, g.channels, first, last, 1, var);
+            read_parameters<T>(layer, weight, first, last, A(1), gamma);
+            read_parameters<T>(layer, bias, first, last, A(0), beta);
+            if (replay.mean) {
+                write_state(mean, g.padded, first, last, replay.mean);
+                write_state(var, g.padded, first, last, replay.var);
+            }
             double* const zoom = inv_zeta + team.rank * block;
             if (!scaling) for (int64_t n = 0; n < block; ++n) zoom[n] = 1;
 
@@ -236,7 +238,7 @@ public:
                                        first, last);
                     if (scaling) {
                         team.barrier();
-                        find_inv_zeta(squares, samples, zoom);
+                        STEP(layer_scaling)(g, squares, samples, layer.guard_eps, zoom);
                     }
                     STEP(apply_scalars)(g, u, to, samples, first, last, zoom, bound);
                     continue;
@@ -270,22 +272,22 @@ public:
                     team.barrier();
                     STEP(scan_statistics)(g, coefficients, first, last);
                     team.barrier();
-                    if (scaling) find_inv_zeta(squares, samples, zoom);
+                    if (scaling) STEP(layer_scaling)(g, squares, samples, layer.guard_eps, zoom);
                     STEP(apply)(g, from, to, units.first, units.last, affine, zoom, bound, streaming);
                 }
             }
+            if (!layer.training) return;
+            write_state(mean, g.channels, first, last, state.mean);
+            write_state(var, g.channels, first, last, state.var);
         });
-        if (!layer.training) return;
-        std::memcpy(state.mean, mean, size_t(g.channels) * sizeof(double));
-        std::memcpy(state.var, var, size_t(g.channels) * sizeof(double));
-        if (state.num_samples) *state.num_samples += layer.samples;
+        if (layer.training && state.num_samples) *state.num_samples += layer.samples;
     }
 
     void backward(onlinenorm_state& state, const T* x, const T* grad_z, const void* weight, const void* bias,
                   const void* replay_buffer, T* grad_x, void* grad_weight, void* grad_bias) {
         const Replay<A> replay(g, replay_buffer);
         const double decay = layer.training ? 1 - layer.alpha_bwd : 0;
-        if (g.elements != 1) block = block_for(streaming ? 2 : 3);
+        block = block_for(streaming ? 2 : 3);
         const int64_t rows = block * g.padded;
 
         struct Replayed {  // of one block; a block is replayed while the one before it is still in use
@@ -308,8 +310,8 @@ public:
                 s.take(r.square, block * g.strips);
                 if (g.elements == 1) {
                     s.take(r.product, block * g.strips);
-                    s.take(r.y, rows);
-                    s.take(r.inv, rows);
+                    s.take(r.y, block * g.strips * kStrip);
+                    s.take(r.inv, block * g.strips * kStrip);
                 } else {
                     s.take(r.normalise, rows);
                     s.take(r.affine, rows);
@@ -322,19 +324,19 @@ public:
             s.take(chunk_product, rows * g.chunks);
             for (A** coefficient : {&grad_scale, &x_scale, &grad_offset}) s.take(*coefficient, rows);
         });
-        std::memcpy(mean, replay.mean, size_t(g.padded) * sizeof(double));
-        std::memcpy(var, replay.var, size_t(g.padded) * sizeof(double));
-        copy_padded(control_y, state.control_y, g, 0);
-        copy_padded(control_1, state.control_1, g, 0);
-        std::memset(grad_gamma, 0, size_t(g.padded) * sizeof(double));
-        std::memset(grad_beta, 0, size_t(g.padded) * sizeof(double));
-        read_parameters<T>(layer, g, weight, A(1), gamma);
-        read_parameters<T>(layer, g, bias, A(0), beta);
         if (g.elements != 1) clear_padding(chunk_grad, chunk_product, rows * g.chunks);
 
         in_parallel(threads, [&](const Team& team) {
             const Share strips(team, g.strips);
             const int64_t first = strips.first * kStrip, last = smaller(strips.last * kStrip, g.padded);
+            read_state(replay.mean, g.padded, first, last, 0, mean);
+            read_state(replay.var, g.padded, first, last, 1, var);
+            read_state(state.control_y, g.channels, first, last, 0, control_y);
+            read_state(state.control_1, g.channels, first, last, 0, control_1);
+            read_parameters<T>(layer, weight, first, last, A(1), gamma);
+            read_parameters<T>(layer, bias, first, last, A(0), beta);
+            std::fill(grad_gamma + first, grad_gamma + last, 0);
+            std::fill(grad_beta + first, grad_beta + last, 0);
             double *const zoom = inv_zeta + team.rank * block, *const pull = common + team.rank * block;
             for (int64_t n = 0; n < block; ++n) {
                 zoom[n] = 1;
@@ -366,13 +368,11 @@ public:
                     STEP(replay_scalars)(g, ScalarReplay<T>{again, grads, r.y, r.inv, r.product}, first, last);
                     if (scaling) {
                         team.barrier();
-                        find_inv_zeta(r.square, samples, zoom);
-                        for (int64_t n = 0; n < samples; ++n) {
-                            pull[n] = sum_strips(r.product, n) / double(g.channels) * zoom[n];
-                        }
+                        STEP(layer_scaling)(g, r.square, samples, layer.guard_eps, zoom);
+                        STEP(common_of_strips)(g, r.product, samples, zoom, pull);
                     }
-                    STEP(control_scalars)(g, ScalarBackward<T>{samples, g.channels, decay, layer.training != 0, bound,
-                                                               gamma, beta, r.y, r.inv, grads, zoom, pull, control_y,
+                    STEP(control_scalars)(g, ScalarBackward<T>{samples, g.channels, decay, layer.training != 0,
+                                                               bound < kUnbounded, bound, gamma, beta, r.y, r.inv, grads, zoom, pull, control_y,
                                                                control_1, grad_gamma, grad_beta, to},
                                           first, last);
                     continue;
@@ -429,7 +429,7 @@ public:
                     reduce(units.first, units.last);
                     team.barrier();
                     if (scaling) {
-                        find_inv_zeta(r.square, samples, zoom);
+                        STEP(layer_scaling)(g, r.square, samples, layer.guard_eps, zoom);
                         STEP(control_common)(g, control, pull);
                     }
                     STEP(scan_control)(g, control, first, last);
@@ -438,12 +438,12 @@ public:
                     if (grad_x) apply_to(units.first, units.last);
                 }
             }
+            write_parameters<T>(layer, grad_gamma, first, last, grad_weight);
+            write_parameters<T>(layer, grad_beta, first, last, grad_bias);
+            if (!layer.training) return;
+            write_state(control_y, g.channels, first, last, state.control_y);
+            write_state(control_1, g.channels, first, last, state.control_1);
         });
-        write_parameters<T>(layer, g, grad_gamma, grad_weight);
-        write_parameters<T>(layer, g, grad_beta, grad_bias);
-        if (!layer.training) return;
-        std::memcpy(state.control_y, control_y, size_t(g.channels) * sizeof(double));
-        std::memcpy(state.control_1, control_1, size_t(g.channels) * sizeof(double));
     }
 
 private:
@@ -453,7 +453,7 @@ private:
     const A bound;
     const bool streaming;
     int threads;
-    int64_t block = 64;
+    int64_t block;
 
     StatisticsScan<A> statistics(int64_t samples, double* mean, double* var, const A* gamma, const A* beta) const {
         StatisticsScan<A> scan{};
@@ -468,10 +468,14 @@ private:
         return scan;
     }
 
-    // Samples whose tensors fit in the cores' caches together.
+    // Bytes that stay in the cores' own caches. What writes more than that writes past them.
+    static int64_t cache_of(int64_t cores) { return cores * core_cache * 3 / 4; }
+
+    // Samples whose tensors fit there together.
     int64_t block_for(int64_t tensors) const {
+        if (g.elements == 1) return smaller(ceil_div(kBlockScalars, g.padded), layer.samples);
         const int64_t bytes = g.size * int64_t(sizeof(T)) * tensors;
-        const int64_t fit = threads * core_cache * 3 / 4 / bytes;
+        const int64_t fit = cache_of(threads) / bytes;
         return fit < 1 ? 1 : smaller(fit, layer.samples);
     }
 
@@ -480,21 +484,6 @@ private:
         if (g.padded == g.channels) return;
         std::memset(a, 0, size_t(count) * sizeof(double));
         std::memset(b, 0, size_t(count) * sizeof(double));
-    }
-
-    double sum_strips(const double* by_strip, int64_t n) const {
-        double total = 0;
-        for (int64_t strip = 0; strip < g.strips; ++strip) total += by_strip[n * g.strips + strip];
-        return total;
-    }
-
-    // eq. 9: zeta is the root mean square over all features of the sample. One bad value makes the whole sample bad;
-    // 1 / infinity would make it zero.
-    void find_inv_zeta(const double* square, int64_t samples, double* inv_zeta) const {
-        for (int64_t n = 0; n < samples; ++n) {
-            const double q = sum_strips(square, n) / double(g.channels);
-            inv_zeta[n] = std::isfinite(q) ? 1 / std::sqrt(q + layer.guard_eps) : std::numeric_limits<double>::quiet_NaN();
-        }
     }
 
     // Both steps on a piece that stays in the innermost cache, then the next piece.
@@ -508,14 +497,27 @@ private:
 
 // ---- checks, and from enumerators to types
 
+bool between(int64_t low, int64_t value, int64_t high) { return low <= value && value <= high; }
+bool decay(double alpha) { return alpha >= 0 && alpha < 1; }
+bool finite_and_not_negative(double value) { return value >= 0 && std::isfinite(value); }
+
+// Sizes are allowed as long as no count of bytes, scratch included, can overflow.
+bool sizes_fit(const onlinenorm_layer& l) {
+    constexpr int64_t most = int64_t(1) << 52;
+    if (!between(0, l.samples, most) || !between(1, l.channels, most) || !between(0, l.elements, most)) return false;
+    const double padded = double(l.channels) + kStrip, elements = l.elements > 0 ? double(l.elements) : 1;
+    return padded * elements * (double(l.samples) + 1) <= double(most);
+}
+
 bool valid(const onlinenorm_layer* layer) {
     if (!layer) return false;
     const onlinenorm_layer& l = *layer;
-    return l.samples >= 0 && l.channels >= 1 && l.elements >= 0 && l.layout >= ONLINENORM_NCD &&
-           l.layout <= ONLINENORM_NDC && l.dtype >= ONLINENORM_FLOAT32 && l.dtype <= ONLINENORM_FLOAT16 &&
-           (l.param_dtype == l.dtype || l.param_dtype == ONLINENORM_FLOAT32) && l.guard >= ONLINENORM_GUARD_NONE &&
-           l.guard <= ONLINENORM_GUARD_CLAMP && l.threads >= 1 && l.alpha_fwd >= 0 && l.alpha_fwd < 1 &&
-           l.alpha_bwd >= 0 && l.alpha_bwd < 1 && l.eps >= 0 && l.guard_eps >= 0 && l.clamp_value > 0;
+    return sizes_fit(l) && between(ONLINENORM_NCD, l.layout, ONLINENORM_NDC) &&
+           between(ONLINENORM_FLOAT32, l.dtype, ONLINENORM_FLOAT16) &&
+           (l.param_dtype == l.dtype || l.param_dtype == ONLINENORM_FLOAT32) &&
+           between(ONLINENORM_GUARD_NONE, l.guard, ONLINENORM_GUARD_CLAMP) && l.threads >= 1 && decay(l.alpha_fwd) &&
+           decay(l.alpha_bwd) && finite_and_not_negative(l.eps) && finite_and_not_negative(l.guard_eps) &&
+           finite_and_not_negative(l.clamp_value) && l.clamp_value > 0;
 }
 
 template <class Body>

@@ -10,9 +10,8 @@ template <class T>
 using PackOf = Pack<Accumulator<T>>;
 
 // From sums of (x - shift) and its square to the mean and the sum of squares about it.
-ALWAYS_INLINE void centre(double shift, double sum1, double sum2, double count, double& mean, double& square) {
-    const double off = sum1 / count;
-    const double about_mean = sum2 - sum1 * off;
+ALWAYS_INLINE void centre(double shift, double sum1, double sum2, double per_element, double& mean, double& square) {
+    const double off = sum1 * per_element, about_mean = sum2 - sum1 * off;
     mean = shift + off;
     square = about_mean < 0 ? 0 : about_mean;  // rounding; NaN stays
 }
@@ -28,29 +27,29 @@ constexpr int64_t kShiftElements = 256;
 constexpr int64_t kShiftRows = 8;
 
 template <class T>
-ALWAYS_INLINE void plane_moments(const T* x, int64_t length, double& mean, double& square) {
+ALWAYS_INLINE void plane_moments(const T* x, int64_t length, double per_element, Accumulator<T> per_sampled,
+                                 double& mean, double& square) {
     using A = Accumulator<T>;
     using P = Pack<A>;
     const int64_t sampled = smaller(length, kShiftElements);
     P rough(0);
     int64_t i = 0;
     for (; i + kLanes <= sampled; i += kLanes) rough += load(x + i);
-    if (i < sampled) rough += load(x + i, sampled - i, A(0));
-    const A shift = sum(rough) / A(sampled);
+    if (i < sampled) rough += load(x + i, sampled - i);
+    const A shift = sum(rough) * per_sampled;
 
     // Four accumulators: at most 64 terms to a lane, and enough additions in flight.
     P sum1[4] = {P(0), P(0), P(0), P(0)}, sum2[4] = {P(0), P(0), P(0), P(0)};
-    const auto add = [&](int j, const P& value) INLINE_LAMBDA {
-        const P d = value - P(shift);
+    const auto add = [&](int j, const P& d) INLINE_LAMBDA {
         sum1[j] += d;
         sum2[j] += d * d;
     };
     for (i = 0; i + 4 * kLanes <= length; i += 4 * kLanes) {
-        each<4>([&](auto j) INLINE_LAMBDA { add(j, load(x + i + j * kLanes)); });
+        each<4>([&](auto j) INLINE_LAMBDA { add(j, load(x + i + j * kLanes) - shift); });
     }
-    for (; i + kLanes <= length; i += kLanes) add(0, load(x + i));
-    if (i < length) add(1, load(x + i, length - i, shift));
-    centre(shift, sum_of(sum1), sum_of(sum2), double(length), mean, square);
+    for (; i + kLanes <= length; i += kLanes) add(0, load(x + i) - shift);
+    if (i < length) add(1, first_lanes(load(x + i, length - i) - shift, length - i));
+    centre(shift, sum_of(sum1), sum_of(sum2), per_element, mean, square);
 }
 
 // Channels last: `packs` packs of neighbouring channels down the rows, `some` channels in the last of them.
@@ -60,7 +59,7 @@ ALWAYS_INLINE void row_moments(const T* x, int64_t stride, int64_t rows, int64_t
     using P = Pack<A>;
     const auto at = [&](int64_t row, int j) INLINE_LAMBDA {
         const T* p = x + row * stride + j * kLanes;
-        return packs == 1 ? load(p, some, A(0)) : load(p);
+        return packs == 1 ? load(p, some) : load(p);
     };
     const int64_t sampled = smaller(rows, kShiftRows);
     P shift[packs], sum1[packs], sum2[packs];
@@ -115,7 +114,7 @@ ALWAYS_INLINE void plane_grad_moments(const T* x, const T* grad, int64_t length,
         });
     }
     for (; i + kLanes <= length; i += kLanes) add(0, load(x + i), load(grad + i));
-    if (i < length) add(1, load(x + i, length - i, shift), load(grad + i, length - i, A(0)));
+    if (i < length) add(1, load(x + i, length - i), load(grad + i, length - i));
     sum_grad = sum_of(sum1);
     sum_product = sum_of(sum2);
 }
@@ -134,8 +133,8 @@ ALWAYS_INLINE void row_grad_moments(const T* x, const T* grad, int64_t stride, i
     for (int64_t row = 0; row < rows; ++row) {
         each<packs>([&](auto j) INLINE_LAMBDA {
             const int64_t at = row * stride + j * kLanes;
-            const P d = (packs == 1 ? load(x + at, some, A(0)) : load(x + at)) - shift[j];
-            P g = packs == 1 ? load(grad + at, some, A(0)) : load(grad + at);
+            const P d = (packs == 1 ? load(x + at, some) : load(x + at)) - shift[j];
+            P g = packs == 1 ? load(grad + at, some) : load(grad + at);
             if (clamp) g = where_within(d * load(affine.scale + j * kLanes) + load(affine.offset + j * kLanes), bound, g);
             sum1[j] += g;
             sum2[j] += g * d;
@@ -148,9 +147,10 @@ ALWAYS_INLINE void row_grad_moments(const T* x, const T* grad, int64_t stride, i
 }
 
 template <class T, bool clamp>
-void grad_moments_of(const Geometry& g, const T* x, const T* grad, int64_t first, int64_t last,
+void grad_moments_of(const Geometry& given, const T* x, const T* grad, int64_t first, int64_t last,
                      const Affine<Accumulator<T>>& affine, Accumulator<T> bound, double* chunk_grad,
                      double* chunk_product) {
+    const Geometry g = given;
     Unit u(g, first);
     for (int64_t left = last - first; left > 0; --left, u.next()) {
         const int64_t by_chunk = (u.sample * g.chunks + u.chunk) * g.padded + u.channel;
@@ -176,17 +176,27 @@ void grad_moments_of(const Geometry& g, const T* x, const T* grad, int64_t first
 namespace ONLINENORM_ISA {
 
 template <class T>
-void moments(const Geometry& g, const T* x, int64_t first, int64_t last, double* chunk_mean, double* chunk_square) {
+void moments(const Geometry& given, const T* x, int64_t first, int64_t last, double* chunk_mean, double* chunk_square) {
+    using A = Accumulator<T>;
+    const Geometry g = given;
+    int64_t length = 0;  // of the chunks that these are for:
+    double per_element = 0;
+    A per_sampled = 0;
     Unit u(g, first);
     for (int64_t left = last - first; left > 0; --left, u.next()) {
         const int64_t at = (u.sample * g.chunks + u.chunk) * g.padded + u.channel;
+        if (u.length != length) {
+            length = u.length;
+            per_element = 1 / double(length);
+            per_sampled = A(1) / A(smaller(length, kShiftElements));
+        }
         if (g.channels_last) {
             over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
                 row_moments<T, packs.value>(x + u.start + c, g.channels, u.length, some, chunk_mean + at + c,
                                             chunk_square + at + c);
             });
         } else {
-            plane_moments(x + u.start, u.length, chunk_mean[at], chunk_square[at]);
+            plane_moments(x + u.start, length, per_element, per_sampled, chunk_mean[at], chunk_square[at]);
         }
     }
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -89,13 +90,20 @@ ALWAYS_INLINE Pack<A> root(const Pack<A>& a) {
     return r;
 }
 
-// where both a and b are finite: yes, elsewhere: no
+// Where a is finite: yes, elsewhere: no. Comparisons with the zero that subtracting a finite number from itself gives.
+template <class A>
+ALWAYS_INLINE Pack<A> where_finite(const Pack<A>& a, const Pack<A>& yes, const Pack<A>& no) {
+    Pack<A> r;
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
+        r.v[i] = a.v[i] - a.v[i] == typename Pack<A>::V{} ? yes.v[i] : no.v[i];
+    });
+    return r;
+}
 template <class A>
 ALWAYS_INLINE Pack<A> where_finite(const Pack<A>& a, const Pack<A>& b, const Pack<A>& yes, const Pack<A>& no) {
     Pack<A> r;
     each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
-        const auto zero = (a.v[i] - a.v[i]) + (b.v[i] - b.v[i]);  // NaN where a or b is not finite
-        r.v[i] = zero == zero ? yes.v[i] : no.v[i];
+        r.v[i] = a.v[i] - a.v[i] == b.v[i] - b.v[i] ? yes.v[i] : no.v[i];
     });
     return r;
 }
@@ -230,26 +238,66 @@ ALWAYS_INLINE Pack<float> narrow<float>(const Pack<double>& a) {
 
 // ---- between memory and registers
 
-template <class A>
-ALWAYS_INLINE Pack<A> load_lanes(const A* p) {
-    Pack<A> r;
-    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
-        std::memcpy(&r.v[i], p + i * Pack<A>::width, sizeof r.v[0]);
-    });
-    return r;
+// The first n lanes of a vector, for n of at least 0; the others read as zero and are not written.
+template <class E, int lanes>
+ALWAYS_INLINE Vector<E, lanes> load_some(const void* p, int64_t n) {
+    if (n >= lanes) {
+        Vector<E, lanes> v;
+        std::memcpy(&v, p, sizeof v);
+        return v;
+    }
+    [[maybe_unused]] const uint32_t mask = n <= 0 ? 0 : (1u << n) - 1;
+    Vector<E, lanes> v{};
+#if defined(__AVX512F__)
+    if constexpr (sizeof v == 64 && sizeof(E) == 4) {
+        const __m512i r = _mm512_maskz_loadu_epi32(__mmask16(mask), p);
+        std::memcpy(&v, &r, sizeof v);
+        return v;
+    } else if constexpr (sizeof v == 64) {
+        const __m512i r = _mm512_maskz_loadu_epi64(__mmask8(mask), p);
+        std::memcpy(&v, &r, sizeof v);
+        return v;
+    } else if constexpr (sizeof v == 32) {
+        const __m256i r = _mm256_maskz_loadu_epi16(__mmask16(mask), p);
+        std::memcpy(&v, &r, sizeof v);
+        return v;
+    } else
+#endif
+    {
+        for (int j = 0; j < lanes; ++j) {
+            if (j < n) std::memcpy(reinterpret_cast<char*>(&v) + j * sizeof(E), static_cast<const E*>(p) + j, sizeof(E));
+        }
+        return v;
+    }
 }
-ALWAYS_INLINE Pack<float> load(const float* p) { return load_lanes(p); }
-ALWAYS_INLINE Pack<double> load(const double* p) { return load_lanes(p); }
-ALWAYS_INLINE Pack<float> load(const bfloat16* p) {
-    constexpr int width = Pack<float>::width;
-    Pack<float> r;
-    each<Pack<float>::count>([&](auto i) INLINE_LAMBDA {
-        Vector<uint16_t, width> bits;
-        std::memcpy(&bits, p + i * width, sizeof bits);
-        const auto wide = __builtin_convertvector(bits, Vector<uint32_t, width>) << 16;
-        std::memcpy(&r.v[i], &wide, sizeof wide);
-    });
-    return r;
+
+template <class E, int lanes>
+ALWAYS_INLINE void store_some(void* p, const Vector<E, lanes>& v, int64_t n) {
+    if (n >= lanes) {
+        std::memcpy(p, &v, sizeof v);
+        return;
+    }
+    [[maybe_unused]] const uint32_t mask = n <= 0 ? 0 : (1u << n) - 1;
+#if defined(__AVX512F__)
+    if constexpr (sizeof v == 64 && sizeof(E) == 4) {
+        __m512i r;
+        std::memcpy(&r, &v, sizeof v);
+        _mm512_mask_storeu_epi32(p, __mmask16(mask), r);
+    } else if constexpr (sizeof v == 64) {
+        __m512i r;
+        std::memcpy(&r, &v, sizeof v);
+        _mm512_mask_storeu_epi64(p, __mmask8(mask), r);
+    } else if constexpr (sizeof v == 32) {
+        __m256i r;
+        std::memcpy(&r, &v, sizeof v);
+        _mm256_mask_storeu_epi16(p, __mmask16(mask), r);
+    } else
+#endif
+    {
+        for (int j = 0; j < lanes; ++j) {
+            if (j < n) std::memcpy(static_cast<E*>(p) + j, reinterpret_cast<const char*>(&v) + j * sizeof(E), sizeof(E));
+        }
+    }
 }
 
 ALWAYS_INLINE float float16_to_float(uint16_t h) {
@@ -286,53 +334,42 @@ ALWAYS_INLINE uint16_t float_to_float16(float f) {
     return uint16_t(sign | (bits - 0x3f000000));
 }
 
-ALWAYS_INLINE Pack<float> load(const float16* p) {
-    Pack<float> r;
-#if defined(__AVX512F__)
-    const __m512 wide = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    std::memcpy(r.v, &wide, sizeof wide);
-#elif defined(__F16C__)
-    for (int i = 0; i < 2; ++i) {
-        const __m256 wide = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8 * i)));
-        std::memcpy(&r.v[i], &wide, sizeof wide);
-    }
-#else
-    float t[kLanes];
-    for (int j = 0; j < kLanes; ++j) t[j] = float16_to_float(p[j].bits);
-    std::memcpy(r.v, t, sizeof t);
-#endif
-    return r;
-}
-
-// One vector of a pack as it lies in memory: `width` scalars of T.
+// One vector of a pack as it lies in memory, `width` scalars of T, and the way there and back.
 template <class T>
-struct Image;
-template <class A>
-struct ImageOf {
-    using V = typename Pack<A>::V;
+struct Image {
+    using Element = T;
+    static constexpr int width = Pack<T>::width;
+    using V = Vector<T, width>;
     static ALWAYS_INLINE V of(const V& v) { return v; }
+    static ALWAYS_INLINE V read(const V& v) { return v; }
 };
 template <>
-struct Image<float> : ImageOf<float> {};
-template <>
-struct Image<double> : ImageOf<double> {};
-template <>
 struct Image<bfloat16> {
+    using Element = uint16_t;
     static constexpr int width = Pack<float>::width;
-    static ALWAYS_INLINE Vector<uint16_t, width> of(const Pack<float>::V& v) {
+    using V = Vector<uint16_t, width>;
+    static ALWAYS_INLINE V of(const Pack<float>::V& v) {
         Vector<uint32_t, width> bits;
         std::memcpy(&bits, &v, sizeof bits);
         const Vector<uint32_t, width> rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest even
         const Vector<uint32_t, width> quiet = bits >> 16 | 0x40;
         const Vector<uint32_t, width> chosen = v == v ? rounded : quiet;
-        return __builtin_convertvector(chosen, Vector<uint16_t, width>);
+        return __builtin_convertvector(chosen, V);
+    }
+    static ALWAYS_INLINE Pack<float>::V read(const V& bits) {
+        const auto wide = __builtin_convertvector(bits, Vector<uint32_t, width>) << 16;
+        Pack<float>::V v;
+        std::memcpy(&v, &wide, sizeof v);
+        return v;
     }
 };
 template <>
 struct Image<float16> {
+    using Element = uint16_t;
     static constexpr int width = Pack<float>::width;
-    static ALWAYS_INLINE Vector<uint16_t, width> of(const Pack<float>::V& v) {
-        Vector<uint16_t, width> r;
+    using V = Vector<uint16_t, width>;
+    static ALWAYS_INLINE V of(const Pack<float>::V& v) {
+        V r;
 #if defined(__AVX512F__)
         const __m256i narrow = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         std::memcpy(&r, &narrow, sizeof r);
@@ -344,8 +381,33 @@ struct Image<float16> {
 #endif
         return r;
     }
+    static ALWAYS_INLINE Pack<float>::V read(const V& bits) {
+#if defined(__AVX512F__)
+        __m256i narrow;
+        std::memcpy(&narrow, &bits, sizeof narrow);
+        return _mm512_cvtph_ps(narrow);
+#elif defined(__F16C__)
+        __m128i narrow;
+        std::memcpy(&narrow, &bits, sizeof narrow);
+        return _mm256_cvtph_ps(narrow);
+#else
+        Pack<float>::V v;
+        for (int j = 0; j < width; ++j) v[j] = float16_to_float(bits[j]);
+        return v;
+#endif
+    }
 };
 
+template <class T>
+ALWAYS_INLINE Pack<Accumulator<T>> load(const T* p) {
+    Pack<Accumulator<T>> r;
+    each<decltype(r)::count>([&](auto i) INLINE_LAMBDA {
+        typename Image<T>::V lanes;
+        std::memcpy(&lanes, p + i * r.width, sizeof lanes);
+        r.v[i] = Image<T>::read(lanes);
+    });
+    return r;
+}
 template <class T, class A>
 ALWAYS_INLINE void store(T* p, const Pack<A>& a) {
     each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
@@ -354,29 +416,58 @@ ALWAYS_INLINE void store(T* p, const Pack<A>& a) {
     });
 }
 
-// The first n lanes only; the others read as `fill`.
+// The first n lanes only; the others read as zero.
 template <class T>
-ALWAYS_INLINE Pack<Accumulator<T>> load(const T* p, int64_t n, Accumulator<T> fill) {
-    using A = Accumulator<T>;
+ALWAYS_INLINE Pack<Accumulator<T>> load(const T* p, int64_t n) {
     if (n >= kLanes) return load(p);
-    T some[kLanes] = {};
-    for (int64_t j = 0; j < n; ++j) some[j] = p[j];
-    A lanes[kLanes];
-    store(lanes, load(some));
-    for (int64_t j = n; j < kLanes; ++j) lanes[j] = fill;
-    return load(lanes);
+    Pack<Accumulator<T>> r;
+    each<decltype(r)::count>([&](auto i) INLINE_LAMBDA {
+        r.v[i] = Image<T>::read(load_some<typename Image<T>::Element, r.width>(p + i * r.width, n - i * r.width));
+    });
+    return r;
 }
 template <class T, class A>
 ALWAYS_INLINE void store(T* p, const Pack<A>& a, int64_t n) {
     if (n >= kLanes) return store(p, a);
-    T lanes[kLanes];
-    store(lanes, a);
-    for (int64_t j = 0; j < n; ++j) p[j] = lanes[j];
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
+        store_some<typename Image<T>::Element, Pack<A>::width>(p + i * Pack<A>::width, Image<T>::of(a.v[i]),
+                                                              n - i * Pack<A>::width);
+    });
+}
+
+// The same in double.
+template <class T>
+ALWAYS_INLINE Pack<double> load_wide(const T* p, int64_t n) {
+    return widen(load(p, n));
+}
+template <>
+ALWAYS_INLINE Pack<double> load_wide(const float* p, int64_t n) {
+    if (n < kLanes) return widen(load(p, n));
+    Pack<double> r;
+    each<Pack<double>::count>([&](auto i) INLINE_LAMBDA {
+        Vector<float, Pack<double>::width> half;
+        std::memcpy(&half, p + i * Pack<double>::width, sizeof half);
+        r.v[i] = __builtin_convertvector(half, Pack<double>::V);
+    });
+    return r;
+}
+
+// The first n lanes of a, 0 in the others.
+template <class A>
+ALWAYS_INLINE Pack<A> first_lanes(const Pack<A>& a, int64_t n) {
+    using Index = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+    Pack<A> r;
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {
+        Vector<Index, Pack<A>::width> lane;
+        for (int j = 0; j < Pack<A>::width; ++j) lane[j] = i.value * Pack<A>::width + j;
+        r.v[i] = lane < Index(n) ? a.v[i] : typename Pack<A>::V{};
+    });
+    return r;
 }
 
 // Past the caches, for results too large to stay in them. p is aligned to kStreamBytes<T>.
 template <class T>
-constexpr int64_t kStreamBytes = sizeof(Image<T>::of(typename Pack<Accumulator<T>>::V{}));
+constexpr int64_t kStreamBytes = sizeof(typename Image<T>::V);
 
 template <class T, class A>
 ALWAYS_INLINE void stream(T* p, const Pack<A>& a) {
@@ -412,6 +503,20 @@ ALWAYS_INLINE void end_streaming() {
 #if defined(__SSE2__)
     _mm_sfence();
 #endif
+}
+
+// Calls body(number of packs, a constant; first channel) for each strip of [first, last).
+template <class Body>
+ALWAYS_INLINE void over_strips(int64_t first, int64_t last, const Body& body) {
+    static_assert(kStrip / kLanes == 4);
+    for (int64_t strip = first; strip < last; strip += kStrip) {
+        switch ((last - strip) / kLanes) {
+            case 1: body(Constant<1>{}, strip); break;
+            case 2: body(Constant<2>{}, strip); break;
+            case 3: body(Constant<3>{}, strip); break;
+            default: body(Constant<4>{}, strip);
+        }
+    }
 }
 
 // Calls body(pack count, channel, channels left) over a strip: its four packs at once, or one by one.

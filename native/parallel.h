@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 
@@ -29,9 +30,9 @@ inline bool& in_forked_child() {
 inline const int watching_for_fork = pthread_atfork(nullptr, nullptr, [] { in_forked_child() = true; });
 #endif
 
-// Where a team meets. Waiting is short, some hundred nanoseconds, if every thread has a core. If other work takes a
-// core away, a thread that slept would lose its own core too, and every meeting would cost a scheduler's time slice:
-// so it goes on asking for as long as such a slice lasts before it lets others run.
+// Where a team meets. Waiting is short, some hundred nanoseconds, if every thread has a core. If other work shares a
+// core with a thread that waits, that thread would lose it for a whole time slice by sleeping: so it goes on asking. But
+// if the thread that it waits for shares its core, asking keeps that one from arriving: so it does not ask for long.
 class Meeting {
 public:
     void wait(int size) {
@@ -42,8 +43,9 @@ public:
             rounds.store(round + 1, std::memory_order_release);
             return;
         }
-        for (int64_t asked = 0; rounds.load(std::memory_order_acquire) == round; ++asked) {
-            if (asked < kPatience) {
+        const auto patient_until = std::chrono::steady_clock::now() + kPatience;
+        for (int asked = 1; rounds.load(std::memory_order_acquire) == round; ++asked) {
+            if (asked % 64 || std::chrono::steady_clock::now() < patient_until) {
                 pause();
             } else {
                 std::this_thread::yield();
@@ -52,7 +54,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kPatience = 1 << 20;
+    static constexpr std::chrono::microseconds kPatience{100};
 
     static void pause() {
 #if defined(__x86_64__)

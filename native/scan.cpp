@@ -18,14 +18,27 @@ ALWAYS_INLINE Pack<A> one_over_root(const D& squared) {
 struct Statistics {
     D mean, var;
 
-    // Moves on by a sample with these moments. Moments that are not finite leave the streams as they are.
-    ALWAYS_INLINE void advance(const D& m, const D& v, double alpha) {
-        const D d = m - mean;
-        const D next_var = var * alpha + v * (1 - alpha) + d * d * (alpha * (1 - alpha));  // eq. 8c
-        const D next_mean = mean * alpha + m * (1 - alpha);                                // eq. 8b
-        const D old_mean = mean;
-        mean = where_finite(m, v, next_mean, old_mean);
-        var = where_finite(m, v, next_var, var);
+    // Moves on by a sample whose moments are mean + d and v (none where D = 1: there v is 0). A sample that would make
+    // the streams infinite or NaN leaves them as they are; the mean can't be so where the variance is finite.
+    template <class... Variance>
+    ALWAYS_INLINE void advance(const D& d, double alpha, const Variance&... v) {
+        const D step = d * (1 - alpha);
+        const D next_var = (var + d * step) * alpha;                       // eq. 8c, but for its middle term:
+        const D with_v = (next_var + ... + (v * (1 - alpha)));
+        mean = where_finite(with_v, mean + step, mean);                    // eq. 8b
+        var = where_finite(with_v, with_v, var);
+    }
+};
+
+// The control errors of sixteen channels, eqs. 11 and 12.
+struct Control {
+    D y, one;
+
+    // Moves on by the means of x~' y and of x'. A sample that would make one of them infinite or NaN moves neither.
+    ALWAYS_INLINE void advance(const D& tilde_y, const D& grad_x) {
+        const D next_y = y + tilde_y, next_one = one + grad_x;  // eqs. 11b, 12b
+        y = where_finite(next_y, next_one, next_y, y);
+        one = where_finite(next_y, next_one, next_one, one);
     }
 };
 
@@ -61,25 +74,41 @@ ALWAYS_INLINE void over_channels(int64_t first, int64_t last, const Body& body, 
     }
 }
 
-// A scalar feature and sixteen channels of it: yhat, and gamma yhat + beta.
-template <class T>
-struct ScalarStep {
+// D = 1: the samples of one block through eq. 8, strip by strip with the streams in registers. For each sample and pack,
+// tell(n, c, inv, y, affine), and after each sample of a strip done(n, strip).
+template <class T, class Tell, class Done>
+ALWAYS_INLINE void over_scalars(const Geometry& g, const ScalarForward<T>& given, int64_t first, int64_t last,
+                                const Tell& tell, const Done& done) {
     using A = Accumulator<T>;
-    Pack<A> inv, y, affine;
-
-    ALWAYS_INLINE ScalarStep(const ScalarForward<T>& s, const Geometry& g, int64_t n, int64_t c) {
-        const Pack<A> x = load(s.x + n * g.channels + c, g.channels - c, A(0));
-        Statistics streams{load(s.mean + c), load(s.var + c)};
-        inv = one_over_root<A>(streams.var + D(s.eps));
-        y = narrow<A>(widen(x) - streams.mean) * inv;
-        affine = load(s.gamma + c) * y + load(s.beta + c);
-        if (s.advance) {
-            streams.advance(widen(x), D(0), s.alpha);
-            store(s.mean + c, streams.mean);
-            store(s.var + c, streams.var);
+    const ScalarForward<T> s = given;  // a copy that no store can reach
+    const int64_t channels = g.channels;
+    over_strips(first, last, [&](auto packs, int64_t strip) INLINE_LAMBDA {
+        Statistics streams[packs.value];
+        Pack<A> gamma[packs.value], beta[packs.value];
+        each<packs.value>([&](auto j) INLINE_LAMBDA {
+            streams[j].mean = load(s.mean + strip + j * kLanes);
+            streams[j].var = load(s.var + strip + j * kLanes);
+            gamma[j] = load(s.gamma + strip + j * kLanes);
+            beta[j] = load(s.beta + strip + j * kLanes);
+        });
+        for (int64_t n = 0; n < s.samples; ++n) {
+            each<packs.value>([&](auto j) INLINE_LAMBDA {
+                const int64_t c = strip + j * kLanes;
+                __builtin_prefetch(s.x + n * channels + c + kStrip);  // rows are far apart
+                const D d = load_wide(s.x + n * channels + c, channels - c) - streams[j].mean;
+                const Pack<A> inv = one_over_root<A>(streams[j].var + s.eps), y = narrow<A>(d) * inv;
+                tell(n, c, inv, y, gamma[j] * y + beta[j]);
+                if (s.advance) streams[j].advance(d, s.alpha);
+            });
+            done(n, strip / kStrip);
         }
-    }
-};
+        if (!s.advance) return;
+        each<packs.value>([&](auto j) INLINE_LAMBDA {
+            store(s.mean + strip + j * kLanes, streams[j].mean);
+            store(s.var + strip + j * kLanes, streams[j].var);
+        });
+    });
+}
 
 }  // namespace
 
@@ -132,15 +161,39 @@ void scan_statistics(const Geometry& g, const StatisticsScan<A>& s, int64_t firs
                     squares += affine * affine + wide_gamma * wide_gamma * spread;
                 }
                 if (s.advance) {
-                    streams.advance(m, v, s.alpha);
+                    streams.advance(m - streams.mean, s.alpha, v);
                     store(s.mean + c, streams.mean);
                     store(s.var + c, streams.var);
                 }
             },
             [&](int64_t strip) INLINE_LAMBDA {
-                if (s.square) s.square[n * g.strips + strip] = sum(squares);
+                if (s.square) s.square[strip * s.samples + n] = sum(squares);
                 squares = D(0);
             });
+    }
+}
+
+// The mean over channels of what a scan has summed over strips, [strip][n], for sixteen samples from n.
+ALWAYS_INLINE D over_all_strips(const Geometry& g, const double* sums, int64_t samples, int64_t n) {
+    D total(0);
+    for (int64_t strip = 0; strip < g.strips; ++strip) total += load(sums + strip * samples + n, samples - n);
+    return total / double(g.channels);
+}
+
+// eq. 9: zeta is the root mean square over all features of the sample. One bad value makes the whole sample bad; 1 /
+// infinity would make it zero.
+void layer_scaling(const Geometry& g, const double* square, int64_t samples, double guard_eps, double* inv_zeta) {
+    for (int64_t n = 0; n < samples; n += kLanes) {
+        const D q = over_all_strips(g, square, samples, n);
+        store(inv_zeta + n, where_finite(q, 1.0 / root(q + guard_eps), q - q), samples - n);
+    }
+}
+
+void common_of_strips(const Geometry& g, const double* product, int64_t samples, const double* inv_zeta,
+                      double* common) {
+    for (int64_t n = 0; n < samples; n += kLanes) {
+        const D mean = over_all_strips(g, product, samples, n);
+        store(common + n, mean * load(inv_zeta + n, samples - n), samples - n);
     }
 }
 
@@ -192,81 +245,96 @@ void scan_control(const Geometry& g, const ControlScan<A>& s, int64_t first, int
             store(s.grad_gamma + c, load(s.grad_gamma + c) + a2 * double(g.elements));
             if (!s.advance) continue;
 
-            const D next_y = ey + (gamma * a2 - ey * s.decay * y2);                               // eq. 11b
-            const D next_1 = e1 + (inv * (gamma * a1 - ey * s.decay * y1) - e1 * s.decay);         // eq. 12b
-            store(s.control_y + c, where_finite(next_y, next_1, next_y, ey));
-            store(s.control_1 + c, where_finite(next_y, next_1, next_1, e1));
+            Control control{ey, e1};
+            control.advance(gamma * a2 - ey * s.decay * y2, inv * (gamma * a1 - ey * s.decay * y1) - e1 * s.decay);
+            store(s.control_y + c, control.y);
+            store(s.control_1 + c, control.one);
         }
     }
 }
 
 template <class T>
 void scan_scalars(const Geometry& g, const ScalarForward<T>& s, int64_t first, int64_t last) {
-    for (int64_t n = 0; n < s.samples; ++n) {
-        D squares(0);
-        over_channels(
-            first, last,
-            [&](int64_t c) INLINE_LAMBDA {
-                const ScalarStep<T> step(s, g, n, c);
-                store(s.u + n * g.padded + c, step.affine);
-                const D wide = widen(step.affine);
-                squares += wide * wide;
-            },
-            [&](int64_t strip) INLINE_LAMBDA {
-                s.square[n * g.strips + strip] = sum(squares);
-                squares = D(0);
-            });
-    }
+    using P = Pack<Accumulator<T>>;
+    const int64_t samples = s.samples;
+    Accumulator<T>* const u = s.u;
+    double* const square = s.square;
+    P squares(0);
+    over_scalars(
+        g, s, first, last,
+        [&](int64_t n, int64_t c, const P&, const P&, const P& affine) INLINE_LAMBDA {
+            store(u + by_strip(samples, n, c), affine);
+            squares += affine * affine;
+        },
+        [&](int64_t n, int64_t strip) INLINE_LAMBDA {
+            square[strip * samples + n] = sum(widen(squares));
+            squares = P(0);
+        });
 }
 
 template <class T>
-void replay_scalars(const Geometry& g, const ScalarReplay<T>& s, int64_t first, int64_t last) {
-    using A = Accumulator<T>;
-    for (int64_t n = 0; n < s.forward.samples; ++n) {
-        D squares(0), products(0);
-        over_channels(
-            first, last,
-            [&](int64_t c) INLINE_LAMBDA {
-                const ScalarStep<T> step(s.forward, g, n, c);
-                store(s.y + n * g.padded + c, step.y);
-                store(s.inv + n * g.padded + c, step.inv);
-                const D wide = widen(step.affine);
-                squares += wide * wide;
-                products += wide * widen(load(s.grad_z + n * g.channels + c, g.channels - c, A(0)));
-            },
-            [&](int64_t strip) INLINE_LAMBDA {
-                s.forward.square[n * g.strips + strip] = sum(squares);
-                s.product[n * g.strips + strip] = sum(products);
-                squares = products = D(0);
-            });
-    }
+void replay_scalars(const Geometry& g, const ScalarReplay<T>& given, int64_t first, int64_t last) {
+    using P = Pack<Accumulator<T>>;
+    const ScalarReplay<T> s = given;
+    const int64_t channels = g.channels, samples = s.forward.samples;
+    P squares(0), products(0);
+    over_scalars(
+        g, s.forward, first, last,
+        [&](int64_t n, int64_t c, const P& inv, const P& y, const P& affine) INLINE_LAMBDA {
+            store(s.y + by_strip(samples, n, c), y);
+            store(s.inv + by_strip(samples, n, c), inv);
+            squares += affine * affine;
+            __builtin_prefetch(s.grad_z + n * channels + c + kStrip);
+            products += affine * load(s.grad_z + n * channels + c, channels - c);
+        },
+        [&](int64_t n, int64_t strip) INLINE_LAMBDA {
+            s.forward.square[strip * samples + n] = sum(widen(squares));
+            s.product[strip * samples + n] = sum(widen(products));
+            squares = products = P(0);
+        });
 }
 
 template <class T>
-void control_scalars(const Geometry& g, const ScalarBackward<T>& s, int64_t first, int64_t last) {
+void control_scalars(const Geometry& g, const ScalarBackward<T>& given, int64_t first, int64_t last) {
     using A = Accumulator<T>;
-    for (int64_t n = 0; n < s.samples; ++n) {
-        const D zoom(s.inv_zeta[n]), pull(s.common[n] * s.inv_zeta[n]);
-        for (int64_t c = first; c < last; c += kLanes) {
-            const int64_t at = n * g.channels + c, padded = n * g.padded + c;
-            const Pack<A> narrow_y = load(s.y + padded), narrow_gamma = load(s.gamma + c);
-            const Pack<A> u = narrow_gamma * narrow_y + load(s.beta + c);
-            const D y = widen(narrow_y), gamma = widen(narrow_gamma);
-            const D grad = widen(where_within(u, s.bound, load(s.grad_z + at, g.channels - c, A(0))));
-            const D ey = load(s.control_y + c), e1 = load(s.control_1 + c);
-            const D a1 = (grad - pull * widen(u)) * zoom; // eq. 10
-            const D a2 = a1 * y;
-            const D tilde = gamma * a1 - ey * s.decay * y; // eq. 11a
-            const D grad_x = tilde * widen(load(s.inv + padded)) - e1 * s.decay;             // eq. 12a
-            store(s.grad_beta + c, load(s.grad_beta + c) + a1);
-            store(s.grad_gamma + c, load(s.grad_gamma + c) + a2);
-            if (s.grad_x) store(s.grad_x + at, narrow<A>(grad_x), g.channels - c);
-            if (!s.advance) continue;
-            const D next_y = ey + tilde * y, next_1 = e1 + grad_x;                           // eqs. 11b, 12b
-            store(s.control_y + c, where_finite(next_y, next_1, next_y, ey));
-            store(s.control_1 + c, where_finite(next_y, next_1, next_1, e1));
+    using P = Pack<A>;
+    const ScalarBackward<T> s = given;
+    const int64_t channels = g.channels;
+    const P decay(A(s.decay));
+    over_strips(first, last, [&](auto packs, int64_t strip) INLINE_LAMBDA {
+        Control control[packs.value];
+        P grad_gamma[packs.value], grad_beta[packs.value];
+        each<packs.value>([&](auto j) INLINE_LAMBDA {
+            control[j].y = load(s.control_y + strip + j * kLanes);
+            control[j].one = load(s.control_1 + strip + j * kLanes);
+            grad_gamma[j] = grad_beta[j] = P(0);
+        });
+        for (int64_t n = 0; n < s.samples; ++n) {
+            const P zoom(A(s.inv_zeta[n])), pull(A(s.common[n] * s.inv_zeta[n]));
+            each<packs.value>([&](auto j) INLINE_LAMBDA {
+                const int64_t c = strip + j * kLanes, at = n * channels + c;
+                __builtin_prefetch(s.grad_z + at + kStrip);
+                const P y = load(s.y + by_strip(s.samples, n, c)), gamma = load(s.gamma + c), u = gamma * y + load(s.beta + c);
+                P grad = load(s.grad_z + at, channels - c);
+                if (s.clamp) grad = where_within(u, s.bound, grad);
+                const P a1 = (grad - pull * u) * zoom;                                                // eq. 10
+                const P tilde = gamma * a1 - narrow<A>(control[j].y) * decay * y;                     // eq. 11a
+                const P grad_x = tilde * load(s.inv + by_strip(s.samples, n, c)) - narrow<A>(control[j].one) * decay;  // eq. 12a
+                grad_beta[j] += a1;
+                grad_gamma[j] += a1 * y;
+                if (s.grad_x) store(s.grad_x + at, grad_x, channels - c);
+                if (s.advance) control[j].advance(widen(tilde * y), widen(grad_x));
+            });
         }
-    }
+        each<packs.value>([&](auto j) INLINE_LAMBDA {
+            const int64_t c = strip + j * kLanes;
+            store(s.grad_gamma + c, load(s.grad_gamma + c) + widen(grad_gamma[j]));
+            store(s.grad_beta + c, load(s.grad_beta + c) + widen(grad_beta[j]));
+            if (!s.advance) return;
+            store(s.control_y + c, control[j].y);
+            store(s.control_1 + c, control[j].one);
+        });
+    });
 }
 
 #define INSTANTIATE(A)                                                                                      \

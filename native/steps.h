@@ -31,7 +31,7 @@ struct StatisticsScan {
     Affine<A> normalise;        // to yhat
     Affine<A> affine;           // to gamma * yhat + beta; its shift is normalise's too
     double *y1, *y2;            // [n][padded]: mean of yhat and of yhat^2
-    double* square;             // [n][strips]: sums over channels of the mean of (gamma * yhat + beta)^2
+    double* square;             // [strip][n]: sums over channels of the mean of (gamma * yhat + beta)^2
 };
 
 // The scan over the control errors, eqs. 10 to 12.
@@ -62,20 +62,20 @@ struct ScalarForward {
     const Accumulator<T>*gamma, *beta;
     const T* x;                 // [n][channels]
     Accumulator<T>* u;          // [n][padded]: gamma * yhat + beta
-    double* square;             // [n][strips]
+    double* square;             // [strip][n]
 };
 template <class T>
 struct ScalarReplay {
     ScalarForward<T> forward;
     const T* grad_z;
     Accumulator<T>*y, *inv;     // [n][padded]
-    double* product;            // [n][strips]: sums over channels of z' (gamma yhat + beta)
+    double* product;            // [strip][n]: sums over channels of z' (gamma yhat + beta)
 };
 template <class T>
 struct ScalarBackward {
     int64_t samples, channels;
     double decay;
-    bool advance;
+    bool advance, clamp;
     Accumulator<T> bound;
     const Accumulator<T>*gamma, *beta, *y, *inv;
     const T* grad_z;
@@ -96,6 +96,9 @@ struct ScalarBackward {
     /* scan.cpp: the recurrences over samples, on means alone */                                                    \
     template <class A>                                                                                              \
     void scan_statistics(const Geometry&, const StatisticsScan<A>&, int64_t first, int64_t last);                   \
+    void layer_scaling(const Geometry&, const double* square, int64_t samples, double guard_eps, double* inv_zeta); \
+    void common_of_strips(const Geometry&, const double* product, int64_t samples, const double* inv_zeta,          \
+                          double* common);                                                                          \
     template <class A>                                                                                              \
     void control_common(const Geometry&, const ControlScan<A>&, double* common);                                    \
     template <class A>                                                                                              \

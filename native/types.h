@@ -50,50 +50,72 @@ struct Geometry {
     ALWAYS_INLINE int64_t chunk_elements(int64_t k) const { return smaller(chunk, elements - k * chunk); }
 };
 
-// A walk over units: where the scalars of one start, which chunk it is, and its channels.
+// A walk over units: where the scalars of one start, which chunk it is, and its channels. It owns copies of what it
+// needs, which no store to memory can reach, so that all of it stays in registers.
 class Unit {
 public:
     int64_t sample, chunk, channel, channels, start, length;
 
     ALWAYS_INLINE Unit(const Geometry& geometry, int64_t index) : g(geometry) {
         sample = index / g.units;
-        const int64_t within = index % g.units;
-        const int64_t inner = g.channels_last ? g.strips : g.chunks;
+        const int64_t within = index % g.units, inner = g.channels_last ? g.strips : g.chunks;
         (g.channels_last ? chunk : channel) = within / inner;
         (g.channels_last ? channel : chunk) = within % inner * (g.channels_last ? kStrip : 1);
-        locate();
-    }
-    ALWAYS_INLINE void next() {
-        if (g.channels_last) {
-            if ((channel += kStrip) >= g.channels) channel = 0, ++chunk;
-            if (chunk == g.chunks) chunk = 0, ++sample;
-        } else {
-            if (++chunk == g.chunks) chunk = 0, ++channel;
-            if (channel == g.channels) channel = 0, ++sample;
-        }
-        locate();
-    }
-    ALWAYS_INLINE void previous() {
-        if (g.channels_last) {
-            if ((channel -= kStrip) < 0) channel = (g.strips - 1) * kStrip, --chunk;
-            if (chunk < 0) chunk = g.chunks - 1, --sample;
-        } else {
-            if (--chunk < 0) chunk = g.chunks - 1, --channel;
-            if (channel < 0) channel = g.channels - 1, --sample;
-        }
-        locate();
-    }
-
-private:
-    const Geometry& g;
-
-    ALWAYS_INLINE void locate() {
-        channels = g.channels_last ? smaller(kStrip, g.channels - channel) : 1;
-        length = g.chunk_elements(chunk);
+        measure();
         start = sample * g.size + (g.channels_last ? chunk * g.chunk * g.channels + channel
                                                    : channel * g.elements + chunk * g.chunk);
     }
+    ALWAYS_INLINE void next() {
+        if (g.channels_last) {
+            start += channels;  // to the next strip, or from a row's end to the next row
+            if ((channel += kStrip) >= g.channels) {
+                start += (length - 1) * g.channels;
+                channel = 0;
+                if (++chunk == g.chunks) chunk = 0, ++sample;
+            }
+        } else {
+            start += length;  // planes lie one after the other
+            if (++chunk == g.chunks) {
+                chunk = 0;
+                if (++channel == g.channels) channel = 0, ++sample;
+            }
+        }
+        measure();
+    }
+    ALWAYS_INLINE void previous() {
+        if (g.channels_last) {
+            if ((channel -= kStrip) < 0) {
+                channel = (g.strips - 1) * kStrip;
+                if (--chunk < 0) chunk = g.chunks - 1, --sample;
+                measure();
+                start -= channels + (length - 1) * g.channels;
+            } else {
+                measure();
+                start -= channels;
+            }
+        } else {
+            if (--chunk < 0) {
+                chunk = g.chunks - 1;
+                if (--channel < 0) channel = g.channels - 1, --sample;
+            }
+            measure();
+            start -= length;
+        }
+    }
+
+private:
+    const Geometry g;
+
+    ALWAYS_INLINE void measure() {
+        channels = g.channels_last ? smaller(kStrip, g.channels - channel) : 1;
+        length = g.chunk_elements(chunk);
+    }
 };
+
+// Where D = 1, scratch lies strip by strip: channel c, a multiple of kLanes, of sample n of a block.
+ALWAYS_INLINE constexpr int64_t by_strip(int64_t samples, int64_t n, int64_t c) {
+    return (c / kStrip * samples + n) * kStrip + c % kStrip;
+}
 
 // An integer that is known when it is passed on.
 template <int n>

@@ -1,11 +1,13 @@
-"""The CPU engine (native/include/onlinenorm.h) on plain addresses."""
+"""The CPU engine (native/include/onlinenorm.h) on tensors of any type that has a DLPack exchange table."""
+
+from typing import Any
 
 class Layer:
-    """The settings of a layer; each call adds its shape."""
+    """The settings of a layer; each call adds its tensors."""
 
     def __init__(
         self,
-        channels: int,
+        tensor_type: type,
         alpha_fwd: float,
         alpha_bwd: float,
         eps: float,
@@ -13,44 +15,39 @@ class Layer:
         guard_eps: float,
         clamp_value: float,
     ) -> None: ...
-    def replay_bytes(self, samples: int, elements: int, dtype: int) -> int: ...
+    def fits(
+        self, x: Any, mean: Any, var: Any, control_y: Any, control_1: Any, weight: Any, bias: Any, num_samples: Any, /
+    ) -> bool: ...
+    def replay_bytes(self, x: Any, /) -> int: ...
     def forward(
         self,
-        samples: int,
-        elements: int,
-        layout: int,
-        dtype: int,
-        param_dtype: int,
         training: bool,
         threads: int,
-        x: int,
-        weight: int,
-        bias: int,
-        mean: int,
-        var: int,
-        num_samples: int,
-        z: int,
-        replay: int,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        mean: Any,
+        var: Any,
+        num_samples: Any,
+        z: Any,
+        replay: Any,
+        /,
     ) -> None: ...
     def backward(
         self,
-        samples: int,
-        elements: int,
-        layout: int,
-        dtype: int,
-        param_dtype: int,
         training: bool,
         threads: int,
-        x: int,
-        grad_z: int,
-        weight: int,
-        bias: int,
-        control_y: int,
-        control_1: int,
-        replay: int,
-        grad_x: int,
-        grad_weight: int,
-        grad_bias: int,
+        x: Any,
+        grad_z: Any,
+        weight: Any,
+        bias: Any,
+        control_y: Any,
+        control_1: Any,
+        replay: Any,
+        grad_x: Any,
+        grad_weight: Any,
+        grad_bias: Any,
+        /,
     ) -> None: ...
 
 def isa() -> str:

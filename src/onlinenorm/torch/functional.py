@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,9 +29,8 @@ def backend(name: Backend) -> Iterator[None]:
         _chosen_backend = before
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What the backward of a call needs beside the tensors that autograd saves."""
+class _Call(NamedTuple):
+    """What a call needs beside the tensors that autograd saves."""
 
     backend: ModuleType
     settings: Settings
@@ -43,30 +41,24 @@ class _Call:
     control_1: Tensor
     num_samples_tracked: Tensor | None
 
-    def forward(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, keep: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        result: tuple[Tensor, tuple[Tensor, ...]] = self.backend.forward(
-            self.settings,
-            self.training,
-            x,
-            weight,
-            bias,
-            self.running_mean,
-            self.running_var,
-            self.num_samples_tracked,
-            keep,
-        )
-        return result
+
+def _forward(
+    call: _Call, x: Tensor, weight: Tensor | None, bias: Tensor | None, keep: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    backend, settings, training, mean, var, _, _, num_samples = call
+    result: tuple[Tensor, tuple[Tensor, ...]]
+    result = backend.forward(settings, training, x, weight, bias, mean, var, num_samples, keep)
+    return result
 
 
-def _run(x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> Tensor:
+def _run(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call, apply: Callable[..., Tensor] | None = None
+) -> Tensor:
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
-        z: Tensor = _OnlineNorm.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
-        return z
-    return call.forward(x, weight, bias, keep=False)[0]
+        return (apply or _OnlineNorm.apply)(x, weight, bias, call)
+    return _forward(call, x, weight, bias, keep=False)[0]
 
 
 _run_outside_graphs: Callable[..., Tensor] | None = None
@@ -86,7 +78,7 @@ def _outside_graphs() -> Callable[..., Tensor]:
 class _OnlineNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> Tensor:
-        z, replay = call.forward(x, weight, bias, keep=True)
+        z, replay = _forward(call, x, weight, bias, keep=True)
         ctx.save_for_backward(x, weight, bias, *replay)
         ctx.call = call
         return z
@@ -94,22 +86,17 @@ class _OnlineNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor) -> Any:
         x, weight, bias, *replay = ctx.saved_tensors
-        call = ctx.call
-        grads = call.backend.backward(
-            call.settings,
-            call.training,
-            x,
-            grad_z,
-            weight,
-            bias,
-            call.control_y,
-            call.control_1,
-            replay,
-            ctx.needs_input_grad,
+        backend, settings, training, _, _, control_y, control_1, _ = ctx.call
+        grads = backend.backward(
+            settings, training, x, grad_z, weight, bias, control_y, control_1, replay, ctx.needs_input_grad
         )
         if torch.is_grad_enabled():  # create_graph=True
             grads = (None if grad is None else _Once.apply(grad, grad_z, x, weight) for grad in grads)  # type: ignore[no-untyped-call]
         return (*grads, None)
+
+
+# What Function.apply calls after its care for functorch's wrappers, which have no memory that the engine could read.
+_apply_to_plain_tensors: Callable[..., Tensor] = super(torch.autograd.Function, _OnlineNorm).apply
 
 
 class _Once(torch.autograd.Function):
@@ -128,13 +115,42 @@ class _Once(torch.autograd.Function):
         )
 
 
-def _check_parameter(name: str, t: Tensor, x: Tensor, channels: int) -> None:
-    if t.dtype != x.dtype and t.dtype != torch.float32:
-        raise TypeError(f"{name} must have the input's dtype ({x.dtype}) or torch.float32, got {t.dtype}")
-    _check_shape(name, t, x, channels)
+def _check_all(
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    control_y: Tensor,
+    control_1: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> None:
+    """Refuse, in words, what no backend can work on."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"the input must be a torch.Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"the input must be floating point, got {x.dtype}")
+    if x.dim() < 2:
+        raise ValueError(f"the input must be (N, C, *), at least 2 dimensions, got shape {tuple(x.shape)}")
+    wide = (torch.float64,) if x.is_cpu else (torch.float64, torch.float32)
+    _check("running_mean", running_mean, x, wide)
+    _check("running_var", running_var, x, wide)
+    _check("control_y", control_y, x, wide)
+    _check("control_1", control_1, x, wide)
+    if weight is not None:
+        _check("weight", weight, x, (x.dtype, torch.float32))
+    if bias is not None:
+        _check("bias", bias, x, (x.dtype, torch.float32))
+        if weight is not None and weight.dtype != bias.dtype:
+            raise TypeError(f"weight and bias must have one dtype, got {weight.dtype} and {bias.dtype}")
 
 
-def _check_shape(name: str, t: Tensor, x: Tensor, channels: int) -> None:
+def _check(name: str, t: Tensor, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    channels = x.shape[1]
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
+    if t.dtype not in dtypes:
+        allowed = " or ".join(map(str, dict.fromkeys(dtypes)))
+        raise TypeError(f"{name} must be {allowed}, got {t.dtype}; the input is {x.dtype}")
     if t.shape != (channels,):
         raise ValueError(f"{name} must have shape ({channels},) for {channels} channels, got {tuple(t.shape)}")
     if t.device != x.device:
@@ -183,39 +199,54 @@ def online_norm(
     Returns:
         A tensor of x's shape, dtype and memory format.
     """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"the input must be a torch.Tensor, got {type(x).__name__}")
-    settings = checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value)
-    dtype = x.dtype
-    if not dtype.is_floating_point:
-        raise TypeError(f"the input must be floating point, got {dtype}")
-    if x.dim() < 2:
-        raise ValueError(f"the input must be (N, C, *), at least 2 dimensions, got shape {tuple(x.shape)}")
-    channels = x.shape[1]
-    for name, t in (
-        ("running_mean", running_mean),
-        ("running_var", running_var),
-        ("control_y", control_y),
-        ("control_1", control_1),
-    ):
-        _check_shape(name, t, x, channels)
-        if t.dtype != torch.float64 and (t.dtype != torch.float32 or x.is_cpu):
-            raise TypeError(f"{name} must be torch.float64, got {t.dtype}")
-    if weight is not None:
-        _check_parameter("weight", weight, x, channels)
-    if bias is not None:
-        _check_parameter("bias", bias, x, channels)
-        if weight is not None and weight.dtype != bias.dtype:
-            raise TypeError(f"weight and bias must have one dtype, got {weight.dtype} and {bias.dtype}")
+    return normalise(
+        checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value),
+        training,
+        x,
+        running_mean,
+        running_var,
+        control_y,
+        control_1,
+        weight,
+        bias,
+        num_samples_tracked,
+    )
+
+
+def normalise(
+    settings: Settings,
+    training: bool,
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    control_y: Tensor,
+    control_1: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    num_samples_tracked: Tensor | None,
+) -> Tensor:
+    """Do what `online_norm` does, with settings that are checked already."""
+    state = running_mean, running_var, control_y, control_1
+    if torch.compiler.is_compiling():
+        _check_all(x, *state, weight, bias)
+        if x.numel() == 0:
+            return x.clone()
+        chosen = native if _chosen_backend != "portable" and x.is_cpu and x.dtype in native.DTYPES else portable
+        x = native.dense(x)
+        return _outside_graphs()(x, weight, bias, _Call(chosen, settings, training, *state, num_samples_tracked))
+    if _chosen_backend != "portable":
+        if native.fits(settings, x, *state, weight, bias, num_samples_tracked):
+            call = _Call(native, settings, training, *state, num_samples_tracked)
+            return _run(x, weight, bias, call, _apply_to_plain_tensors)
+        _check_all(x, *state, weight, bias)
+        if x.numel() == 0:
+            return x.clone()
+        copy = native.dense(x)
+        if native.fits(settings, copy, *state, weight, bias, num_samples_tracked):
+            return _run(copy, weight, bias, _Call(native, settings, training, *state, num_samples_tracked))
+        if _chosen_backend == "native":
+            raise RuntimeError(f"the native backend has no kernel for {x.dtype} on {x.device}")
+    _check_all(x, *state, weight, bias)
     if x.numel() == 0:
         return x.clone()
-
-    chosen: ModuleType = portable
-    if _chosen_backend != "portable" and x.is_cpu and dtype in native.DTYPES:
-        chosen = native
-        x = native.dense(x)
-    elif _chosen_backend == "native":
-        raise RuntimeError(f"the native backend has no kernel for {dtype} on {x.device}")
-    call = _Call(chosen, settings, training, running_mean, running_var, control_y, control_1, num_samples_tracked)
-    run = _outside_graphs() if torch.compiler.is_compiling() else _run
-    return run(x, weight, bias, call)
+    return _run(x, weight, bias, _Call(portable, settings, training, *state, num_samples_tracked))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from onlinenorm import hyperparameters as default
-from onlinenorm.torch.functional import online_norm
+from onlinenorm.torch.functional import normalise
 from onlinenorm.torch.settings import Guard, checked_settings
 
 _STATE = ("running_mean", "running_var", "control_y", "control_1")
@@ -113,23 +113,19 @@ class OnlineNorm(nn.Module):
         """Normalise x, and in training move the statistics on by its samples."""
         if isinstance(x, Tensor):
             self._check_shape(x)
-        state = self._buffers
-        return online_norm(
+        parameters, state = self._parameters, self._buffers  # a module's own attribute access takes longer
+        affine = "weight" in parameters and "bias" in parameters  # not if they are parametrised
+        return normalise(
+            checked_settings(self.alpha_fwd, self.alpha_bwd, self.eps, self.guard, self.guard_eps, self.clamp_value),
+            self.training,
             x,
             state["running_mean"],  # type: ignore[arg-type]
             state["running_var"],  # type: ignore[arg-type]
             state["control_y"],  # type: ignore[arg-type]
             state["control_1"],  # type: ignore[arg-type]
-            self.weight,
-            self.bias,
-            training=self.training,
-            alpha_fwd=self.alpha_fwd,
-            alpha_bwd=self.alpha_bwd,
-            eps=self.eps,
-            guard=self.guard,
-            guard_eps=self.guard_eps,
-            clamp_value=self.clamp_value,
-            num_samples_tracked=state["num_samples_tracked"],
+            parameters["weight"] if affine else self.weight,
+            parameters["bias"] if affine else self.bias,
+            state["num_samples_tracked"],
         )
 
     def _check_shape(self, x: Tensor) -> None:

@@ -10,9 +10,12 @@ Guard = Literal["layer_scaling", "clamp"] | None
 GUARDS: tuple[Guard, ...] = ("layer_scaling", "clamp", None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """The hyperparameters of Online Normalization, named as in the layers' documentation."""
+    """The hyperparameters of Online Normalization, named as in the layers' documentation.
+
+    Equal ones are one object if they come from `checked_settings`, so they are compared, and looked up, by identity.
+    """
 
     alpha_fwd: float = default.ALPHA_FWD
     alpha_bwd: float = default.ALPHA_BWD
