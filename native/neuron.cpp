@@ -16,10 +16,12 @@ onlinenorm_neuron onlinenorm_neuron_init(double alpha_fwd, double alpha_bwd, dou
 double onlinenorm_neuron_forward(onlinenorm_neuron* n, double x) {
     n->sigma = std::sqrt(n->var + n->eps);
     n->y = (x - n->mean) / n->sigma;  // eq. 8a
-    if (std::isfinite(x)) {
-        const double d = x - n->mean;
-        n->mean = n->alpha_fwd * n->mean + (1 - n->alpha_fwd) * x;                            // eq. 8b
-        n->var = n->alpha_fwd * n->var + n->alpha_fwd * (1 - n->alpha_fwd) * d * d;           // eq. 8c
+    const double alpha = n->alpha_fwd, d = x - n->mean;
+    const double mean = alpha * n->mean + (1 - alpha) * x;             // eq. 8b
+    const double var = alpha * n->var + alpha * (1 - alpha) * (d * d);  // eq. 8c
+    if (std::isfinite(mean) && std::isfinite(var)) {
+        n->mean = mean;
+        n->var = var;
     }
     return n->y;
 }
