@@ -1,0 +1,32 @@
+# Sets up its own virtual environment in .venv, once, and again when its inputs have changed.
+#   make demo    see Online Normalization train beside BatchNorm and GroupNorm
+#   make test    the tests
+#   make check   formatting, lint and types
+#   make bench   the layer's speed beside PyTorch's normalisers
+PYTHON ?= python3
+ARGS ?=
+bin := .venv/bin
+sources := CMakeLists.txt pyproject.toml $(wildcard native/*.cpp native/*.h native/include/*.h native/*.txt)
+
+.PHONY: demo test check bench clean
+
+demo: .venv/ready
+	$(bin)/onlinenorm demo $(ARGS)
+
+test: .venv/ready
+	$(bin)/python -m pytest $(ARGS)
+
+check: .venv/ready
+	$(bin)/ruff format --check .
+	$(bin)/ruff check .
+	$(bin)/mypy
+
+bench: .venv/ready
+	$(bin)/onlinenorm bench $(ARGS)
+
+clean:
+	rm -rf .venv build
+
+.venv/ready: $(sources) tools/setup.sh
+	sh tools/setup.sh $(PYTHON) .venv
+	@touch $@
