@@ -62,7 +62,12 @@ def test_inputs_that_are_not_tensors():
 
 def test_parameters_of_another_dtype():
     layer = OnlineNorm(3, dtype=torch.float64)
-    refused(layer, torch.randn(2, 3), TypeError, "weight must be torch.float32, got torch.float64; the input is torch.float32")
+    refused(
+        layer,
+        torch.randn(2, 3),
+        TypeError,
+        "weight must be torch.float32, got torch.float64; the input is torch.float32",
+    )
     layer = OnlineNorm(3, dtype=torch.bfloat16)
     refused(layer, torch.randn(2, 3).half(), TypeError, "got torch.bfloat16")
 
