@@ -67,6 +67,7 @@ int64_t cache_bytes(int level, int64_t otherwise) {
 }
 
 const int64_t core_cache = cache_bytes(2, 512 << 10);
+const int64_t last_cache = cache_bytes(3, 0);
 
 constexpr int64_t kMostThreads = 1024;  // more than any machine has, and no more than OpenMP can start
 constexpr int64_t kGrain = 16384;       // scalars that are worth another thread
@@ -158,17 +159,24 @@ void write_state(const double* from, int64_t channels, int64_t first, int64_t la
 
 // ---- the loop over blocks
 
+// Whether a plane's two moments are small beside the plane, at most a twentieth. If not, the backward, which reads the
+// plane anyway, takes them anew.
+bool moments_are_kept(const Geometry& g, int64_t scalar_bytes) {
+    const int64_t moment_bytes = scalar_bytes == sizeof(double) ? sizeof(double) : sizeof(float);
+    return 2 * moment_bytes * 20 <= g.elements * scalar_bytes;
+}
+
 // What the forward leaves for the backward: the statistics before the call, then the moments of every sample.
 template <class A>
 struct Replay {
     double *mean = nullptr, *var = nullptr;  // [padded]
-    A* moments = nullptr;                    // [N][2][padded]; null where D = 1: there they are x itself
+    A* moments = nullptr;                    // [N][2][padded]; null where they are not kept
 
-    Replay(const Geometry& g, const void* buffer) {
+    Replay(const Geometry& g, int64_t scalar_bytes, const void* buffer) {
         if (!buffer) return;
         mean = static_cast<double*>(const_cast<void*>(buffer));
         var = mean + g.padded;
-        if (g.elements != 1) moments = reinterpret_cast<A*>(var + g.padded);
+        if (moments_are_kept(g, scalar_bytes)) moments = reinterpret_cast<A*>(var + g.padded);
     }
     A* of(const Geometry& g, int64_t sample) const { return moments ? moments + 2 * sample * g.padded : nullptr; }
 };
@@ -183,15 +191,15 @@ public:
         : layer(layer),
           g{layer.channels, layer.elements, layer.layout == ONLINENORM_NDC},
           scaling(layer.guard == ONLINENORM_GUARD_LAYER_SCALING),
-          bound(layer.guard == ONLINENORM_GUARD_CLAMP ? A(layer.clamp_value) : kUnbounded),
-          streaming(layer.samples * g.size * int64_t(sizeof(T)) > cache_of(layer.threads)) {
+          bound(layer.guard == ONLINENORM_GUARD_CLAMP ? A(layer.clamp_value) : kUnbounded) {
         const int64_t worth = layer.samples * g.size / (g.elements == 1 ? kGrainScalars : kGrain);
         threads = worth < 1 ? 1 : int(smaller(worth, smaller(layer.threads, kMostThreads)));
     }
 
     void forward(onlinenorm_state& state, const T* x, const void* weight, const void* bias, T* z, void* replay_buffer) {
-        const Replay<A> replay(g, replay_buffer);
+        const Replay<A> replay(g, sizeof(T), replay_buffer);
         const bool needs_moments = layer.training || scaling || replay.moments;
+        const bool streaming = past_cache(2);
         block = block_for(streaming ? 1 : 2);
         const int64_t rows = block * g.padded;
 
@@ -285,8 +293,9 @@ public:
 
     void backward(onlinenorm_state& state, const T* x, const T* grad_z, const void* weight, const void* bias,
                   const void* replay_buffer, T* grad_x, void* grad_weight, void* grad_bias) {
-        const Replay<A> replay(g, replay_buffer);
+        const Replay<A> replay(g, sizeof(T), replay_buffer);
         const double decay = layer.training ? 1 - layer.alpha_bwd : 0;
+        const bool streaming = past_cache(3);
         block = block_for(streaming ? 2 : 3);
         const int64_t rows = block * g.padded;
 
@@ -296,7 +305,7 @@ public:
             A *y, *inv;
         } replayed[2];
         double *mean, *var, *control_y, *control_1, *grad_gamma, *grad_beta, *inv_zeta, *common;
-        double *chunk_grad, *chunk_product;
+        double *chunk_grad, *chunk_product, *chunk_mean, *chunk_square;
         A *gamma, *beta, *grad_scale, *x_scale, *grad_offset;
         Scratch::provide([&](Scratch& s) {
             for (double** stream : {&mean, &var, &control_y, &control_1, &grad_gamma, &grad_beta}) {
@@ -323,8 +332,12 @@ public:
             s.take(chunk_grad, rows * g.chunks);
             s.take(chunk_product, rows * g.chunks);
             for (A** coefficient : {&grad_scale, &x_scale, &grad_offset}) s.take(*coefficient, rows);
+            if (replay.moments) return;
+            s.take(chunk_mean, rows * g.chunks);
+            s.take(chunk_square, rows * g.chunks);
         });
         if (g.elements != 1) clear_padding(chunk_grad, chunk_product, rows * g.chunks);
+        if (g.elements != 1 && !replay.moments) clear_padding(chunk_mean, chunk_square, rows * g.chunks);
 
         in_parallel(threads, [&](const Team& team) {
             const Share strips(team, g.strips);
@@ -347,6 +360,13 @@ public:
             const auto replay_block = [&](int64_t start, Replayed& r) {
                 StatisticsScan<A> scan = statistics(samples_from(start), mean, var, gamma, beta);
                 scan.moments = replay.of(g, start);
+                if (!scan.moments) {
+                    const Share units(team, scan.samples * g.units);
+                    STEP(moments)(g, x + start * g.size, units.first, units.last, chunk_mean, chunk_square);
+                    team.barrier();
+                    scan.chunk_mean = chunk_mean;
+                    scan.chunk_square = chunk_square;
+                }
                 scan.normalise = r.normalise;
                 if (bound < kUnbounded) scan.affine = r.affine;
                 scan.y1 = r.y1;
@@ -451,7 +471,6 @@ private:
     const Geometry g;
     const bool scaling;
     const A bound;
-    const bool streaming;
     int threads;
     int64_t block;
 
@@ -468,7 +487,14 @@ private:
         return scan;
     }
 
-    // Bytes that stay in the cores' own caches. What writes more than that writes past them.
+    // Whether so many tensors of this call's size are more than the caches hold together. What is written then goes past
+    // them: it would be gone from there before anyone reads it, and take the place of what is still to be read.
+    bool past_cache(int64_t tensors) const {
+        const int64_t all = std::max(last_cache, layer.threads * core_cache);
+        return tensors * layer.samples * g.size * int64_t(sizeof(T)) > all;
+    }
+
+    // Bytes that stay in the cores' own caches.
     static int64_t cache_of(int64_t cores) { return cores * core_cache * 3 / 4; }
 
     // Samples whose tensors fit there together.
@@ -535,6 +561,8 @@ onlinenorm_status with_type(const onlinenorm_layer& layer, const Body& body) {
     return ONLINENORM_OK;
 }
 
+int64_t scalar_bytes(int32_t dtype) { return dtype == ONLINENORM_FLOAT64 ? 8 : dtype == ONLINENORM_FLOAT32 ? 4 : 2; }
+
 bool empty(const onlinenorm_layer& layer) { return layer.samples == 0 || layer.elements == 0; }
 
 }  // namespace
@@ -580,7 +608,7 @@ size_t onlinenorm_replay_bytes(const onlinenorm_layer* layer) {
     if (!valid(layer) || empty(*layer)) return 0;
     const Geometry g{layer->channels, layer->elements, layer->layout == ONLINENORM_NDC};
     const size_t scalar = layer->dtype == ONLINENORM_FLOAT64 ? sizeof(double) : sizeof(float);
-    const size_t moments = g.elements == 1 ? 0 : 2 * size_t(layer->samples) * scalar;
+    const size_t moments = moments_are_kept(g, scalar_bytes(layer->dtype)) ? 2 * size_t(layer->samples) * scalar : 0;
     return size_t(g.padded) * (2 * sizeof(double) + moments);
 }
 
@@ -600,7 +628,7 @@ onlinenorm_status onlinenorm_backward(const onlinenorm_layer* layer, onlinenorm_
                                       void* grad_x, void* grad_weight, void* grad_bias) {
     if (!valid(layer) || !state || !state->control_y || !state->control_1) return ONLINENORM_BAD_ARGUMENT;
     if (empty(*layer)) {
-        const size_t scalar = layer->param_dtype == ONLINENORM_FLOAT64 ? 8 : layer->param_dtype ? 2 : 4;
+        const size_t scalar = size_t(scalar_bytes(layer->param_dtype));
         if (grad_weight) std::memset(grad_weight, 0, size_t(layer->channels) * scalar);
         if (grad_bias) std::memset(grad_bias, 0, size_t(layer->channels) * scalar);
         return ONLINENORM_OK;

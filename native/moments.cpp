@@ -22,21 +22,41 @@ ALWAYS_INLINE double sum_of(const Pack<A> (&parts)[4]) {
     return sum(widen((parts[0] + parts[1]) + (parts[2] + parts[3])));
 }
 
-// A shift close to the data keeps the squares from cancelling: the mean of the first elements.
-constexpr int64_t kShiftElements = 256;
+// Squares are taken about a shift close to the data, so that they don't cancel: of a short plane its mean, else the mean
+// of its first elements, or first rows.
+constexpr int64_t kShortPlane = 256;
 constexpr int64_t kShiftRows = 8;
 
 template <class T>
-ALWAYS_INLINE void plane_moments(const T* x, int64_t length, double per_element, Accumulator<T> per_sampled,
-                                 double& mean, double& square) {
+ALWAYS_INLINE void short_plane_moments(const T* x, int64_t length, double per_element, double& mean, double& square) {
+    using P = PackOf<T>;
+    Pack<double> total(0);
+    int64_t i = 0;
+    for (; i + kLanes <= length; i += kLanes) total += load_wide(x + i, kLanes);
+    if (i < length) total += load_wide(x + i, length - i);
+    mean = sum(total) * per_element;
+
+    const Accumulator<T> shift = Accumulator<T>(mean);
+    P sum2[2] = {P(0), P(0)};
+    const auto add = [&](int j, const P& d) INLINE_LAMBDA { sum2[j] += d * d; };
+    for (i = 0; i + 2 * kLanes <= length; i += 2 * kLanes) {
+        each<2>([&](auto j) INLINE_LAMBDA { add(j, load(x + i + j * kLanes) - shift); });
+    }
+    if (i + kLanes <= length) add(0, load(x + i) - shift), i += kLanes;
+    if (i < length) add(1, first_lanes(load(x + i, length - i) - shift, length - i));
+    const double off = mean - shift;  // what rounding the shift left
+    const double about_mean = sum(widen(sum2[0] + sum2[1])) - off * off * double(length);
+    square = about_mean < 0 ? 0 : about_mean;
+}
+
+template <class T>
+ALWAYS_INLINE void plane_moments(const T* x, int64_t length, double per_element, double& mean, double& square) {
     using A = Accumulator<T>;
     using P = Pack<A>;
-    const int64_t sampled = smaller(length, kShiftElements);
+    if (length <= kShortPlane) return short_plane_moments(x, length, per_element, mean, square);
     P rough(0);
-    int64_t i = 0;
-    for (; i + kLanes <= sampled; i += kLanes) rough += load(x + i);
-    if (i < sampled) rough += load(x + i, sampled - i);
-    const A shift = sum(rough) * per_sampled;
+    for (int64_t i = 0; i < kShortPlane; i += kLanes) rough += load(x + i);
+    const A shift = sum(rough) * A(1.0 / kShortPlane);
 
     // Four accumulators: at most 64 terms to a lane, and enough additions in flight.
     P sum1[4] = {P(0), P(0), P(0), P(0)}, sum2[4] = {P(0), P(0), P(0), P(0)};
@@ -44,7 +64,8 @@ ALWAYS_INLINE void plane_moments(const T* x, int64_t length, double per_element,
         sum1[j] += d;
         sum2[j] += d * d;
     };
-    for (i = 0; i + 4 * kLanes <= length; i += 4 * kLanes) {
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= length; i += 4 * kLanes) {
         each<4>([&](auto j) INLINE_LAMBDA { add(j, load(x + i + j * kLanes) - shift); });
     }
     for (; i + kLanes <= length; i += kLanes) add(0, load(x + i) - shift);
@@ -177,18 +198,15 @@ namespace ONLINENORM_ISA {
 
 template <class T>
 void moments(const Geometry& given, const T* x, int64_t first, int64_t last, double* chunk_mean, double* chunk_square) {
-    using A = Accumulator<T>;
     const Geometry g = given;
     int64_t length = 0;  // of the chunks that these are for:
     double per_element = 0;
-    A per_sampled = 0;
     Unit u(g, first);
     for (int64_t left = last - first; left > 0; --left, u.next()) {
         const int64_t at = (u.sample * g.chunks + u.chunk) * g.padded + u.channel;
         if (u.length != length) {
             length = u.length;
             per_element = 1 / double(length);
-            per_sampled = A(1) / A(smaller(length, kShiftElements));
         }
         if (g.channels_last) {
             over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
@@ -196,7 +214,7 @@ void moments(const Geometry& given, const T* x, int64_t first, int64_t last, dou
                                             chunk_square + at + c);
             });
         } else {
-            plane_moments(x + u.start, length, per_element, per_sampled, chunk_mean[at], chunk_square[at]);
+            plane_moments(x + u.start, length, per_element, chunk_mean[at], chunk_square[at]);
         }
     }
 }

@@ -108,6 +108,36 @@ ALWAYS_INLINE Pack<A> where_finite(const Pack<A>& a, const Pack<A>& b, const Pac
     return r;
 }
 
+// Whether a condition holds for every element of a vector; given as the comparison's result, all bits set or none.
+template <class V>
+ALWAYS_INLINE bool all_set(const V& condition) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) {
+        __m512i v;
+        std::memcpy(&v, &condition, sizeof v);
+        return _mm512_movepi32_mask(v) == 0xffff;
+    } else
+#endif
+#if defined(__AVX2__)
+    if constexpr (sizeof(V) == 32) {
+        __m256i v;
+        std::memcpy(&v, &condition, sizeof v);
+        return _mm256_movemask_epi8(v) == -1;
+    } else
+#endif
+    {
+        bool all = true;
+        for (unsigned j = 0; j < sizeof(V) / sizeof condition[0]; ++j) all &= condition[j] != 0;
+        return all;
+    }
+}
+template <class A>
+ALWAYS_INLINE bool all_finite(const Pack<A>& a) {
+    bool all = true;
+    each<Pack<A>::count>([&](auto i) INLINE_LAMBDA { all &= all_set(a.v[i] - a.v[i] == typename Pack<A>::V{}); });
+    return all;
+}
+
 // NaN stays NaN, as in torch.clamp
 template <class A>
 ALWAYS_INLINE Pack<A> clip(const Pack<A>& a, A bound) {
@@ -445,9 +475,16 @@ ALWAYS_INLINE Pack<double> load_wide(const float* p, int64_t n) {
     if (n < kLanes) return widen(load(p, n));
     Pack<double> r;
     each<Pack<double>::count>([&](auto i) INLINE_LAMBDA {
-        Vector<float, Pack<double>::width> half;
-        std::memcpy(&half, p + i * Pack<double>::width, sizeof half);
-        r.v[i] = __builtin_convertvector(half, Pack<double>::V);
+        const float* const half = p + i * Pack<double>::width;
+#if defined(__AVX512F__)
+        r.v[i] = _mm512_cvtps_pd(_mm256_loadu_ps(half));
+#elif defined(__AVX2__)
+        r.v[i] = _mm256_cvtps_pd(_mm_loadu_ps(half));
+#else
+        Vector<float, Pack<double>::width> lanes;
+        std::memcpy(&lanes, half, sizeof lanes);
+        r.v[i] = __builtin_convertvector(lanes, Pack<double>::V);
+#endif
     });
     return r;
 }
