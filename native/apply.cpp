@@ -45,18 +45,19 @@ ALWAYS_INLINE void over_rows(T* out, int64_t stride, int64_t rows, int64_t some,
     }
 }
 
-template <class T, bool clamp>
+template <class T, class End>
 void apply_of(const Geometry& given, const T* x, T* z, int64_t first, int64_t last,
-              const Affine<Accumulator<T>>& affine, const double* inv_zeta, Accumulator<T> bound, bool streaming) {
+              const Affine<Accumulator<T>>& affine, const double* inv_zeta, const End& ending, bool streaming) {
     using A = Accumulator<T>;
     using P = Pack<A>;
     const Geometry g = given;
+    const End end = ending;
     Unit u(g, last - 1);  // backwards: what the moments read last is still in the cache
     for (int64_t left = last - first; left > 0; --left, u.previous()) {
         const int64_t at = u.sample * g.padded + u.channel;
         const A zoom = A(inv_zeta[u.sample]);
         if (g.channels_last) {
-            over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
+            over_strip<!End::heavy>(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
                 P shift[packs.value], scale[packs.value], offset[packs.value];
                 each<packs.value>([&](auto j) INLINE_LAMBDA {
                     shift[j] = load(affine.shift + at + c + j * kLanes);
@@ -66,35 +67,36 @@ void apply_of(const Geometry& given, const T* x, T* z, int64_t first, int64_t la
                 const T* from = x + u.start + c;
                 over_rows<packs.value>(z + u.start + c, g.channels, u.length, some, streaming,
                                        [&](int64_t i, int j, int64_t n) INLINE_LAMBDA {
-                                           const P r = (load(from + i, n) - shift[j]) * scale[j] + offset[j];
-                                           return clamp ? clip(r, bound) : r;
+                                           return end.value((load(from + i, n) - shift[j]) * scale[j] + offset[j]);
                                        });
             });
         } else {
             const P shift(affine.shift[at]), scale(affine.scale[at] * zoom), offset(affine.offset[at] * zoom);
             const T* from = x + u.start;
             over_plane(z + u.start, u.length, streaming, [&](int64_t i, int64_t n) INLINE_LAMBDA {
-                const P r = (load(from + i, n) - shift) * scale + offset;
-                return clamp ? clip(r, bound) : r;
+                return end.value((load(from + i, n) - shift) * scale + offset);
             });
         }
     }
     if (streaming) end_streaming();
 }
 
-template <class T, bool clamp>
+template <class T, class End>
 void apply_grad_of(const Geometry& given, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,
-                   const Affine<Accumulator<T>>& affine, Accumulator<T> bound, const Accumulator<T>* grad_scale,
-                   const Accumulator<T>* x_scale, const Accumulator<T>* grad_offset, bool streaming) {
+                   const Affine<Accumulator<T>>& affine, const double* inv_zeta, const End& ending,
+                   const Accumulator<T>* grad_scale, const Accumulator<T>* x_scale, const Accumulator<T>* grad_offset,
+                   bool streaming) {
     using A = Accumulator<T>;
     using P = Pack<A>;
     const Geometry g = given;
+    const End end = ending;
     Unit u(g, last - 1);
     for (int64_t left = last - first; left > 0; --left, u.previous()) {
         const int64_t at = u.sample * g.padded + u.channel;
+        const A zoom = end.looks ? A(inv_zeta[u.sample]) : A(1);
         const T *from = x + u.start, *grads = grad_z + u.start;
         if (g.channels_last) {
-            over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
+            over_strip<!End::heavy>(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
                 P shift[packs.value], by_grad[packs.value], by_x[packs.value], less[packs.value];
                 each<packs.value>([&](auto j) INLINE_LAMBDA {
                     const int64_t here = at + c + j * kLanes;
@@ -107,27 +109,39 @@ void apply_grad_of(const Geometry& given, const T* x, const T* grad_z, T* grad_x
                                        [&](int64_t i, int j, int64_t n) INLINE_LAMBDA {
                                            const P d = load(from + c + i, n) - shift[j];
                                            P grad = load(grads + c + i, n);
-                                           if (clamp) {
+                                           if (end.looks) {
                                                const int64_t here = at + c + j * kLanes;
-                                               grad = where_within(
-                                                   d * load(affine.scale + here) + load(affine.offset + here), bound,
-                                                   grad);
+                                               const P scale = load(affine.scale + here) * zoom;
+                                               grad = end.back(d * scale + load(affine.offset + here) * zoom, grad);
                                            }
                                            return grad * by_grad[j] - d * by_x[j] - less[j];
                                        });
             });
         } else {
             const P shift(affine.shift[at]), by_grad(grad_scale[at]), by_x(x_scale[at]), less(grad_offset[at]);
-            const P scale(clamp ? affine.scale[at] : A(0)), offset(clamp ? affine.offset[at] : A(0));
+            const P scale(end.looks ? affine.scale[at] * zoom : A(0)), offset(end.looks ? affine.offset[at] * zoom : A(0));
             over_plane(grad_x + u.start, u.length, streaming, [&](int64_t i, int64_t n) INLINE_LAMBDA {
                 const P d = load(from + i, n) - shift;
                 P grad = load(grads + i, n);
-                if (clamp) grad = where_within(d * scale + offset, bound, grad);
+                if (end.looks) grad = end.back(d * scale + offset, grad);
                 return grad * by_grad - d * by_x - less;
             });
         }
     }
     if (streaming) end_streaming();
+}
+
+template <class T, class End>
+void apply_scalars_of(const Geometry& g, const Accumulator<T>* u, T* z, int64_t samples, int64_t first, int64_t last,
+                      const double* inv_zeta, const End& ending) {
+    using A = Accumulator<T>;
+    const End end = ending;
+    for (int64_t n = 0; n < samples; ++n) {
+        const Pack<A> zoom(A(inv_zeta[n]));
+        for (int64_t c = first; c < last; c += kLanes) {
+            store(z + n * g.channels + c, end.value(load(u + by_strip(samples, n, c)) * zoom), g.channels - c);
+        }
+    }
 }
 
 }  // namespace
@@ -136,46 +150,39 @@ namespace ONLINENORM_ISA {
 
 template <class T>
 void apply(const Geometry& g, const T* x, T* z, int64_t first, int64_t last, const Affine<Accumulator<T>>& affine,
-           const double* inv_zeta, Accumulator<T> bound, bool streaming) {
-    const auto of = bound < __builtin_inf() ? apply_of<T, true> : apply_of<T, false>;
-    of(g, x, z, first, last, affine, inv_zeta, bound, streaming);
+           const double* inv_zeta, const Ending<Accumulator<T>>& ending, bool streaming) {
+    with_ending(ending, [&](const auto& end) INLINE_LAMBDA {
+        apply_of(g, x, z, first, last, affine, inv_zeta, end, streaming);
+    });
 }
 
 template <class T>
 void apply_grad(const Geometry& g, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,
-                const Affine<Accumulator<T>>& affine, Accumulator<T> bound, const Accumulator<T>* grad_scale,
-                const Accumulator<T>* x_scale, const Accumulator<T>* grad_offset, bool streaming) {
-    const auto of = bound < __builtin_inf() ? apply_grad_of<T, true> : apply_grad_of<T, false>;
-    of(g, x, grad_z, grad_x, first, last, affine, bound, grad_scale, x_scale, grad_offset, streaming);
+                const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>& ending,
+                const Accumulator<T>* grad_scale, const Accumulator<T>* x_scale, const Accumulator<T>* grad_offset,
+                bool streaming) {
+    with_ending(ending, [&](const auto& end) INLINE_LAMBDA {
+        apply_grad_of(g, x, grad_z, grad_x, first, last, affine, inv_zeta, end, grad_scale, x_scale, grad_offset,
+                      streaming);
+    });
 }
 
 template <class T>
 void apply_scalars(const Geometry& g, const Accumulator<T>* u, T* z, int64_t samples, int64_t first, int64_t last,
-                   const double* inv_zeta, Accumulator<T> bound) {
-    using A = Accumulator<T>;
-    const bool clamp = bound < __builtin_inf();
-    const int64_t channels = g.channels;
-    for (int64_t n = 0; n < samples; ++n) {
-        const Pack<A> zoom(A(inv_zeta[n]));
-        over_strips(first, last, [&](auto packs, int64_t strip) INLINE_LAMBDA {
-            const A* const from = u + by_strip(samples, n, strip);
-            T* const to = z + n * channels + strip;
-            each<packs.value>([&](auto j) INLINE_LAMBDA {
-                const Pack<A> r = load(from + j * kLanes) * zoom;
-                store(to + j * kLanes, clamp ? clip(r, bound) : r, channels - strip - j * kLanes);
-            });
-        });
-    }
+                   const double* inv_zeta, const Ending<Accumulator<T>>& ending) {
+    with_ending(ending, [&](const auto& end) INLINE_LAMBDA {
+        apply_scalars_of(g, u, z, samples, first, last, inv_zeta, end);
+    });
 }
 
 #define INSTANTIATE(T)                                                                                                \
     template void apply(const Geometry&, const T*, T*, int64_t, int64_t, const Affine<Accumulator<T>>&, const double*, \
-                        Accumulator<T>, bool);                                                                        \
+                        const Ending<Accumulator<T>>&, bool);                                                         \
     template void apply_grad(const Geometry&, const T*, const T*, T*, int64_t, int64_t,                               \
-                             const Affine<Accumulator<T>>&, Accumulator<T>, const Accumulator<T>*,                    \
-                             const Accumulator<T>*, const Accumulator<T>*, bool);                                     \
+                             const Affine<Accumulator<T>>&, const double*, const Ending<Accumulator<T>>&,             \
+                             const Accumulator<T>*, const Accumulator<T>*, const Accumulator<T>*, bool);              \
     template void apply_scalars(const Geometry&, const Accumulator<T>*, T*, int64_t, int64_t, int64_t, const double*, \
-                                Accumulator<T>);
+                                const Ending<Accumulator<T>>&);
 INSTANTIATE(float)
 INSTANTIATE(double)
 INSTANTIATE(bfloat16)

@@ -166,17 +166,20 @@ bool moments_are_kept(const Geometry& g, int64_t scalar_bytes) {
     return 2 * moment_bytes * 20 <= g.elements * scalar_bytes;
 }
 
-// What the forward leaves for the backward: the statistics before the call, then the moments of every sample.
+// What the forward leaves for the backward: the statistics and the count before the call, then the moments of every
+// sample.
 template <class A>
 struct Replay {
     double *mean = nullptr, *var = nullptr;  // [padded]
+    int64_t* num_samples = nullptr;
     A* moments = nullptr;                    // [N][2][padded]; null where they are not kept
 
     Replay(const Geometry& g, int64_t scalar_bytes, const void* buffer) {
         if (!buffer) return;
         mean = static_cast<double*>(const_cast<void*>(buffer));
         var = mean + g.padded;
-        if (moments_are_kept(g, scalar_bytes)) moments = reinterpret_cast<A*>(var + g.padded);
+        num_samples = reinterpret_cast<int64_t*>(var + g.padded);
+        if (moments_are_kept(g, scalar_bytes)) moments = reinterpret_cast<A*>(num_samples + 1);
     }
     A* of(const Geometry& g, int64_t sample) const { return moments ? moments + 2 * sample * g.padded : nullptr; }
 };
@@ -184,14 +187,14 @@ struct Replay {
 template <class T>
 class Call {
     using A = Accumulator<T>;
-    static constexpr A kUnbounded = std::numeric_limits<A>::infinity();
 
 public:
     explicit Call(const onlinenorm_layer& layer)
         : layer(layer),
           g{layer.channels, layer.elements, layer.layout == ONLINENORM_NDC},
           scaling(layer.guard == ONLINENORM_GUARD_LAYER_SCALING),
-          bound(layer.guard == ONLINENORM_GUARD_CLAMP ? A(layer.clamp_value) : kUnbounded) {
+          ending{layer.guard == ONLINENORM_GUARD_CLAMP ? A(layer.clamp_value) : std::numeric_limits<A>::infinity(),
+                 Activation(layer.activation)} {
         const int64_t worth = layer.samples * g.size / (g.elements == 1 ? kGrainScalars : kGrain);
         threads = worth < 1 ? 1 : int(smaller(worth, smaller(layer.threads, kMostThreads)));
     }
@@ -202,11 +205,13 @@ public:
         const bool streaming = past_cache(2);
         block = block_for(streaming ? 1 : 2);
         const int64_t rows = block * g.padded;
+        const int64_t num_samples = layer.warmup && layer.training ? *state.num_samples : 0;
 
-        double *mean, *var, *chunk_mean, *chunk_square, *square, *inv_zeta;
+        double *alpha, *mean, *var, *chunk_mean, *chunk_square, *square, *inv_zeta;
         A *gamma, *beta, *u;
         Affine<A> affine{};
         Scratch::provide([&](Scratch& s) {
+            s.take(alpha, layer.samples);
             s.take(mean, g.padded);
             s.take(var, g.padded);
             s.take(gamma, g.padded);
@@ -219,6 +224,8 @@ public:
             s.take(chunk_square, rows * g.chunks);
         });
         if (g.elements != 1) clear_padding(chunk_mean, chunk_square, rows * g.chunks);
+        fill_decays(num_samples, alpha);
+        if (replay.num_samples) *replay.num_samples = num_samples;
 
         in_parallel(threads, [&](const Team& team) {
             const Share strips(team, g.strips);
@@ -241,18 +248,18 @@ public:
                 double* const squares = square + parity * block * g.strips;
 
                 if (g.elements == 1) {
-                    STEP(scan_scalars)(g, ScalarForward<T>{samples, g.channels, layer.alpha_fwd, layer.eps,
+                    STEP(scan_scalars)(g, ScalarForward<T>{samples, g.channels, alpha + start, layer.eps,
                                                            layer.training != 0, mean, var, gamma, beta, from, u, squares},
                                        first, last);
                     if (scaling) {
                         team.barrier();
                         STEP(layer_scaling)(g, squares, samples, layer.guard_eps, zoom);
                     }
-                    STEP(apply_scalars)(g, u, to, samples, first, last, zoom, bound);
+                    STEP(apply_scalars)(g, u, to, samples, first, last, zoom, ending);
                     continue;
                 }
 
-                StatisticsScan<A> scan = statistics(samples, mean, var, gamma, beta);
+                StatisticsScan<A> scan = statistics(samples, alpha + start, mean, var, gamma, beta);
                 StatisticsScan<A> coefficients = scan;  // what apply needs
                 coefficients.normalise.shift = affine.shift;
                 coefficients.affine = affine;
@@ -271,7 +278,7 @@ public:
                     team.barrier();
                     over_fused(units, [&](int64_t one, int64_t end) {
                         if (needs_moments) STEP(moments)(g, from, one, end, chunk_mean, chunk_square);
-                        STEP(apply)(g, from, to, one, end, affine, zoom, bound, streaming);
+                        STEP(apply)(g, from, to, one, end, affine, zoom, ending, streaming);
                     });
                     team.barrier();
                     if (needs_moments) STEP(scan_statistics)(g, scan, first, last);
@@ -281,7 +288,7 @@ public:
                     STEP(scan_statistics)(g, coefficients, first, last);
                     team.barrier();
                     if (scaling) STEP(layer_scaling)(g, squares, samples, layer.guard_eps, zoom);
-                    STEP(apply)(g, from, to, units.first, units.last, affine, zoom, bound, streaming);
+                    STEP(apply)(g, from, to, units.first, units.last, affine, zoom, ending, streaming);
                 }
             }
             if (!layer.training) return;
@@ -304,10 +311,11 @@ public:
             double *y1, *y2, *square, *product;
             A *y, *inv;
         } replayed[2];
-        double *mean, *var, *control_y, *control_1, *grad_gamma, *grad_beta, *inv_zeta, *common;
+        double *alpha, *mean, *var, *control_y, *control_1, *grad_gamma, *grad_beta, *inv_zeta, *common;
         double *chunk_grad, *chunk_product, *chunk_mean, *chunk_square;
-        A *gamma, *beta, *grad_scale, *x_scale, *grad_offset;
+        A *gamma, *beta, *grad_scale, *x_scale, *grad_offset, *passed = nullptr;
         Scratch::provide([&](Scratch& s) {
+            s.take(alpha, layer.samples);
             for (double** stream : {&mean, &var, &control_y, &control_1, &grad_gamma, &grad_beta}) {
                 s.take(*stream, g.padded);
             }
@@ -328,7 +336,7 @@ public:
                     s.take(r.y2, rows);
                 }
             }
-            if (g.elements == 1) return;
+            if (g.elements == 1) return ending.looks() ? s.take(passed, block * g.strips * kStrip) : void();
             s.take(chunk_grad, rows * g.chunks);
             s.take(chunk_product, rows * g.chunks);
             for (A** coefficient : {&grad_scale, &x_scale, &grad_offset}) s.take(*coefficient, rows);
@@ -338,6 +346,7 @@ public:
         });
         if (g.elements != 1) clear_padding(chunk_grad, chunk_product, rows * g.chunks);
         if (g.elements != 1 && !replay.moments) clear_padding(chunk_mean, chunk_square, rows * g.chunks);
+        fill_decays(*replay.num_samples, alpha);
 
         in_parallel(threads, [&](const Team& team) {
             const Share strips(team, g.strips);
@@ -358,7 +367,7 @@ public:
             const auto samples_from = [&](int64_t start) { return smaller(block, layer.samples - start); };
 
             const auto replay_block = [&](int64_t start, Replayed& r) {
-                StatisticsScan<A> scan = statistics(samples_from(start), mean, var, gamma, beta);
+                StatisticsScan<A> scan = statistics(samples_from(start), alpha + start, mean, var, gamma, beta);
                 scan.moments = replay.of(g, start);
                 if (!scan.moments) {
                     const Share units(team, scan.samples * g.units);
@@ -368,7 +377,7 @@ public:
                     scan.chunk_square = chunk_square;
                 }
                 scan.normalise = r.normalise;
-                if (bound < kUnbounded) scan.affine = r.affine;
+                if (ending.looks()) scan.affine = r.affine;
                 scan.y1 = r.y1;
                 scan.y2 = r.y2;
                 scan.square = scaling ? r.square : nullptr;
@@ -383,18 +392,22 @@ public:
                 Replayed& r = replayed[parity];
 
                 if (g.elements == 1) {
-                    const ScalarForward<T> again{samples, g.channels, layer.alpha_fwd, layer.eps, layer.training != 0,
+                    const ScalarForward<T> again{samples, g.channels, alpha + start, layer.eps, layer.training != 0,
                                                  mean, var, gamma, beta, from, nullptr, r.square};
+                    const ScalarBackward<T> control{samples, g.channels, decay, layer.training != 0,
+                                                    gamma, beta, r.y, r.inv, grads, zoom, pull,
+                                                    control_y, control_1, grad_gamma, grad_beta, to, passed};
                     STEP(replay_scalars)(g, ScalarReplay<T>{again, grads, r.y, r.inv, r.product}, first, last);
                     if (scaling) {
                         team.barrier();
                         STEP(layer_scaling)(g, r.square, samples, layer.guard_eps, zoom);
+                    }
+                    if (passed) STEP(pass_back_scalars)(g, control, ending, first, last, r.product);
+                    if (scaling) {
+                        if (passed) team.barrier();
                         STEP(common_of_strips)(g, r.product, samples, zoom, pull);
                     }
-                    STEP(control_scalars)(g, ScalarBackward<T>{samples, g.channels, decay, layer.training != 0,
-                                                               bound < kUnbounded, bound, gamma, beta, r.y, r.inv, grads, zoom, pull, control_y,
-                                                               control_1, grad_gamma, grad_beta, to},
-                                          first, last);
+                    STEP(control_scalars)(g, control, first, last);
                     continue;
                 }
 
@@ -420,14 +433,14 @@ public:
                 control.chunk_grad = chunk_grad;
                 control.chunk_product = chunk_product;
 
-                Affine<A> passing = r.affine;  // where the clamp let the value pass
+                Affine<A> passing = r.affine;  // to what clamp and activation saw
                 passing.shift = r.normalise.shift;
                 const auto reduce = [&](int64_t one, int64_t end) {
-                    STEP(grad_moments)(g, from, grads, one, end, passing, bound, chunk_grad, chunk_product);
+                    STEP(grad_moments)(g, from, grads, one, end, passing, zoom, ending, chunk_grad, chunk_product);
                 };
                 const auto apply_to = [&](int64_t one, int64_t end) {
-                    STEP(apply_grad)(g, from, grads, to, one, end, passing, bound, grad_scale, x_scale, grad_offset,
-                                     streaming);
+                    STEP(apply_grad)(g, from, grads, to, one, end, passing, zoom, ending, grad_scale, x_scale,
+                                     grad_offset, streaming);
                 };
                 const auto replay_next = [&] {
                     if (start + block < layer.samples) replay_block(start + block, replayed[parity ^ 1]);
@@ -446,12 +459,10 @@ public:
                     replay_next();
                 } else {
                     if (start == 0) team.barrier();  // the first replay
+                    if (scaling) STEP(layer_scaling)(g, r.square, samples, layer.guard_eps, zoom);
                     reduce(units.first, units.last);
                     team.barrier();
-                    if (scaling) {
-                        STEP(layer_scaling)(g, r.square, samples, layer.guard_eps, zoom);
-                        STEP(control_common)(g, control, pull);
-                    }
+                    if (scaling) STEP(control_common)(g, control, pull);
                     STEP(scan_control)(g, control, first, last);
                     replay_next();
                     team.barrier();
@@ -470,14 +481,25 @@ private:
     const onlinenorm_layer& layer;
     const Geometry g;
     const bool scaling;
-    const A bound;
+    const Ending<A> ending;
     int threads;
     int64_t block;
 
-    StatisticsScan<A> statistics(int64_t samples, double* mean, double* var, const A* gamma, const A* beta) const {
+    // The decay that each sample averages with; while warming up, sample t counts as much as each of the t before it and
+    // as the initial state.
+    void fill_decays(int64_t num_samples, double* alpha) const {
+        std::fill(alpha, alpha + layer.samples, layer.alpha_fwd);
+        if (!layer.warmup) return;
+        for (int64_t n = 0; n < layer.samples; ++n) {
+            alpha[n] = std::min(layer.alpha_fwd, 1 - 1 / (double(num_samples + n) + 2));
+        }
+    }
+
+    StatisticsScan<A> statistics(int64_t samples, const double* alpha, double* mean, double* var, const A* gamma,
+                                 const A* beta) const {
         StatisticsScan<A> scan{};
         scan.samples = samples;
-        scan.alpha = layer.alpha_fwd;
+        scan.alpha = alpha;
         scan.eps = layer.eps;
         scan.advance = layer.training;
         scan.mean = mean;
@@ -541,7 +563,8 @@ bool valid(const onlinenorm_layer* layer) {
     return sizes_fit(l) && between(ONLINENORM_NCD, l.layout, ONLINENORM_NDC) &&
            between(ONLINENORM_FLOAT32, l.dtype, ONLINENORM_FLOAT16) &&
            (l.param_dtype == l.dtype || l.param_dtype == ONLINENORM_FLOAT32) &&
-           between(ONLINENORM_GUARD_NONE, l.guard, ONLINENORM_GUARD_CLAMP) && l.threads >= 1 && decay(l.alpha_fwd) &&
+           between(ONLINENORM_GUARD_NONE, l.guard, ONLINENORM_GUARD_CLAMP) &&
+           between(ONLINENORM_NO_ACTIVATION, l.activation, ONLINENORM_GELU) && l.threads >= 1 && decay(l.alpha_fwd) &&
            decay(l.alpha_bwd) && finite_and_not_negative(l.eps) && finite_and_not_negative(l.guard_eps) &&
            finite_and_not_negative(l.clamp_value) && l.clamp_value > 0;
 }
@@ -609,12 +632,13 @@ size_t onlinenorm_replay_bytes(const onlinenorm_layer* layer) {
     const Geometry g{layer->channels, layer->elements, layer->layout == ONLINENORM_NDC};
     const size_t scalar = layer->dtype == ONLINENORM_FLOAT64 ? sizeof(double) : sizeof(float);
     const size_t moments = moments_are_kept(g, scalar_bytes(layer->dtype)) ? 2 * size_t(layer->samples) * scalar : 0;
-    return size_t(g.padded) * (2 * sizeof(double) + moments);
+    return size_t(g.padded) * (2 * sizeof(double) + moments) + sizeof(int64_t);
 }
 
 onlinenorm_status onlinenorm_forward(const onlinenorm_layer* layer, onlinenorm_state* state, const void* x,
                                      const void* weight, const void* bias, void* z, void* replay) {
     if (!valid(layer) || !state || !state->mean || !state->var) return ONLINENORM_BAD_ARGUMENT;
+    if (layer->warmup && layer->training && !(state->num_samples && *state->num_samples >= 0)) return ONLINENORM_BAD_ARGUMENT;
     if (empty(*layer)) return ONLINENORM_OK;
     if (!x || !z) return ONLINENORM_BAD_ARGUMENT;
     return with_type(*layer, [&](auto type) {

@@ -109,30 +109,24 @@ ALWAYS_INLINE void row_moments(const T* x, int64_t stride, int64_t rows, int64_t
     });
 }
 
-template <class T, bool clamp>
-ALWAYS_INLINE Pack<Accumulator<T>> passed(const Pack<Accumulator<T>>& d, const Pack<Accumulator<T>>& grad,
-                                          Accumulator<T> scale, Accumulator<T> offset, Accumulator<T> bound) {
-    return clamp ? where_within(d * scale + Pack<Accumulator<T>>(offset), bound, grad) : grad;
-}
-
-template <class T, bool clamp>
+template <class T, class End>
 ALWAYS_INLINE void plane_grad_moments(const T* x, const T* grad, int64_t length, Accumulator<T> shift,
-                                      Accumulator<T> scale, Accumulator<T> offset, Accumulator<T> bound,
-                                      double& sum_grad, double& sum_product) {
+                                      Accumulator<T> scale, Accumulator<T> offset, const End& end, double& sum_grad,
+                                      double& sum_product) {
     using A = Accumulator<T>;
     using P = Pack<A>;
     P sum1[4] = {P(0), P(0), P(0), P(0)}, sum2[4] = {P(0), P(0), P(0), P(0)};
     const auto add = [&](int j, const P& value, const P& g) INLINE_LAMBDA {
         const P d = value - P(shift);
-        const P through = passed<T, clamp>(d, g, scale, offset, bound);
+        const P through = end.looks ? end.back(d * scale + P(offset), g) : g;
         sum1[j] += through;
         sum2[j] += through * d;
     };
     int64_t i = 0;
-    for (; i + 4 * kLanes <= length; i += 4 * kLanes) {
-        each<4>([&](auto j) INLINE_LAMBDA {
-            add(j, load(x + i + j * kLanes), load(grad + i + j * kLanes));
-        });
+    if constexpr (!End::heavy) {
+        for (; i + 4 * kLanes <= length; i += 4 * kLanes) {
+            each<4>([&](auto j) INLINE_LAMBDA { add(j, load(x + i + j * kLanes), load(grad + i + j * kLanes)); });
+        }
     }
     for (; i + kLanes <= length; i += kLanes) add(0, load(x + i), load(grad + i));
     if (i < length) add(1, load(x + i, length - i), load(grad + i, length - i));
@@ -140,15 +134,19 @@ ALWAYS_INLINE void plane_grad_moments(const T* x, const T* grad, int64_t length,
     sum_product = sum_of(sum2);
 }
 
-template <class T, bool clamp, int packs>
+template <class T, int packs, class End>
 ALWAYS_INLINE void row_grad_moments(const T* x, const T* grad, int64_t stride, int64_t rows, int64_t some,
-                                    const Affine<Accumulator<T>>& affine, Accumulator<T> bound, double* sum_grad,
-                                    double* sum_product) {
+                                    const Affine<Accumulator<T>>& affine, Accumulator<T> zoom, const End& end,
+                                    double* sum_grad, double* sum_product) {
     using A = Accumulator<T>;
     using P = Pack<A>;
-    P shift[packs], sum1[packs], sum2[packs];
+    P shift[packs], scale[packs], offset[packs], sum1[packs], sum2[packs];
     each<packs>([&](auto j) INLINE_LAMBDA {
         shift[j] = load(affine.shift + j * kLanes);
+        if (end.looks) {
+            scale[j] = load(affine.scale + j * kLanes) * zoom;
+            offset[j] = load(affine.offset + j * kLanes) * zoom;
+        }
         sum1[j] = sum2[j] = P(0);
     });
     for (int64_t row = 0; row < rows; ++row) {
@@ -156,7 +154,7 @@ ALWAYS_INLINE void row_grad_moments(const T* x, const T* grad, int64_t stride, i
             const int64_t at = row * stride + j * kLanes;
             const P d = (packs == 1 ? load(x + at, some) : load(x + at)) - shift[j];
             P g = packs == 1 ? load(grad + at, some) : load(grad + at);
-            if (clamp) g = where_within(d * load(affine.scale + j * kLanes) + load(affine.offset + j * kLanes), bound, g);
+            if (end.looks) g = end.back(d * scale[j] + offset[j], g);
             sum1[j] += g;
             sum2[j] += g * d;
         });
@@ -167,27 +165,30 @@ ALWAYS_INLINE void row_grad_moments(const T* x, const T* grad, int64_t stride, i
     });
 }
 
-template <class T, bool clamp>
+template <class T, class End>
 void grad_moments_of(const Geometry& given, const T* x, const T* grad, int64_t first, int64_t last,
-                     const Affine<Accumulator<T>>& affine, Accumulator<T> bound, double* chunk_grad,
-                     double* chunk_product) {
+                     const Affine<Accumulator<T>>& affine, const double* inv_zeta, const End& ending,
+                     double* chunk_grad, double* chunk_product) {
+    using A = Accumulator<T>;
     const Geometry g = given;
+    const End end = ending;
     Unit u(g, first);
     for (int64_t left = last - first; left > 0; --left, u.next()) {
         const int64_t by_chunk = (u.sample * g.chunks + u.chunk) * g.padded + u.channel;
         const int64_t by_sample = u.sample * g.padded + u.channel;
+        const A zoom = end.looks ? A(inv_zeta[u.sample]) : A(1);
         if (g.channels_last) {
-            over_strip(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
-                const Affine<Accumulator<T>> here{affine.shift + by_sample + c, affine.scale + by_sample + c,
-                                                  affine.offset + by_sample + c};
-                row_grad_moments<T, clamp, packs.value>(x + u.start + c, grad + u.start + c, g.channels, u.length,
-                                                        some, here, bound, chunk_grad + by_chunk + c,
-                                                        chunk_product + by_chunk + c);
+            over_strip<!End::heavy>(u.channels, [&](auto packs, int64_t c, int64_t some) INLINE_LAMBDA {
+                const Affine<A> here{affine.shift + by_sample + c, affine.scale + by_sample + c,
+                                     affine.offset + by_sample + c};
+                row_grad_moments<T, packs.value>(x + u.start + c, grad + u.start + c, g.channels, u.length, some, here,
+                                                 zoom, end, chunk_grad + by_chunk + c, chunk_product + by_chunk + c);
             });
         } else {
-            plane_grad_moments<T, clamp>(x + u.start, grad + u.start, u.length, affine.shift[by_sample],
-                                         clamp ? affine.scale[by_sample] : 0, clamp ? affine.offset[by_sample] : 0,
-                                         bound, chunk_grad[by_chunk], chunk_product[by_chunk]);
+            plane_grad_moments(x + u.start, grad + u.start, u.length, affine.shift[by_sample],
+                               end.looks ? affine.scale[by_sample] * zoom : A(0),
+                               end.looks ? affine.offset[by_sample] * zoom : A(0), end, chunk_grad[by_chunk],
+                               chunk_product[by_chunk]);
         }
     }
 }
@@ -221,16 +222,17 @@ void moments(const Geometry& given, const T* x, int64_t first, int64_t last, dou
 
 template <class T>
 void grad_moments(const Geometry& g, const T* x, const T* grad_z, int64_t first, int64_t last,
-                  const Affine<Accumulator<T>>& affine, Accumulator<T> bound, double* chunk_grad,
-                  double* chunk_product) {
-    const auto of = bound < __builtin_inf() ? grad_moments_of<T, true> : grad_moments_of<T, false>;
-    of(g, x, grad_z, first, last, affine, bound, chunk_grad, chunk_product);
+                  const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>& ending,
+                  double* chunk_grad, double* chunk_product) {
+    with_ending(ending, [&](const auto& end) INLINE_LAMBDA {
+        grad_moments_of(g, x, grad_z, first, last, affine, inv_zeta, end, chunk_grad, chunk_product);
+    });
 }
 
 #define INSTANTIATE(T)                                                                                             \
     template void moments(const Geometry&, const T*, int64_t, int64_t, double*, double*);                          \
     template void grad_moments(const Geometry&, const T*, const T*, int64_t, int64_t, const Affine<Accumulator<T>>&, \
-                               Accumulator<T>, double*, double*);
+                               const double*, const Ending<Accumulator<T>>&, double*, double*);
 INSTANTIATE(float)
 INSTANTIATE(double)
 INSTANTIATE(bfloat16)

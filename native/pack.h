@@ -556,11 +556,13 @@ ALWAYS_INLINE void over_strips(int64_t first, int64_t last, const Body& body) {
     }
 }
 
-// Calls body(pack count, channel, channels left) over a strip: its four packs at once, or one by one.
-template <class Body>
+// Calls body(pack count, channel, channels left) over a strip: its four packs at once if `unroll`, or one by one.
+template <bool unroll = true, class Body>
 ALWAYS_INLINE void over_strip(int64_t channels, const Body& body) {
     constexpr int all = kStrip / kLanes;
-    if (channels == kStrip) return body(Constant<all>{}, int64_t(0), kStrip);
+    if constexpr (unroll) {
+        if (channels == kStrip) return body(Constant<all>{}, int64_t(0), kStrip);
+    }
     for (int64_t c = 0; c < channels; c += kLanes) body(Constant<1>{}, c, channels - c);
 }
 

@@ -110,7 +110,7 @@ ALWAYS_INLINE void over_scalars(const Geometry& g, const ScalarForward<T>& given
                 const D d = load_wide(s.x + n * channels + c, channels - c) - streams[j].mean;
                 const Pack<A> inv = one_over_root(narrow<A>(streams[j].var + s.eps)), y = narrow<A>(d) * inv;
                 tell(n, c, inv, y, gamma[j] * y + beta[j]);
-                if (s.advance) streams[j].template advance<checked.value != 0>(d, s.alpha);
+                if (s.advance) streams[j].template advance<checked.value != 0>(d, s.alpha[n]);
             });
             done(n, strip / kStrip);
         }
@@ -124,6 +124,27 @@ ALWAYS_INLINE void over_scalars(const Geometry& g, const ScalarForward<T>& given
         });
         return true;
     }); });
+}
+
+template <class T, class End>
+void pass_back_scalars_of(const Geometry& g, const ScalarBackward<T>& s, const End& ending, int64_t first, int64_t last,
+                          double* product) {
+    using A = Accumulator<T>;
+    const End end = ending;
+    for (int64_t strip = first; strip < last; strip += kStrip) {
+        for (int64_t n = 0; n < s.samples; ++n) {
+            const Pack<A> zoom(A(s.inv_zeta[n]));
+            Pack<A> products(0);
+            for (int64_t c = strip; c < smaller(strip + kStrip, last); c += kLanes) {
+                const int64_t at = by_strip(s.samples, n, c);
+                const Pack<A> u = load(s.gamma + c) * load(s.y + at) + load(s.beta + c);
+                const Pack<A> grad = end.back(u * zoom, load(s.grad_z + n * g.channels + c, g.channels - c));
+                store(s.passed + at, grad);
+                products += u * grad;
+            }
+            product[strip / kStrip * s.samples + n] = sum(widen(products));
+        }
+    }
 }
 
 }  // namespace
@@ -177,7 +198,7 @@ void scan_statistics(const Geometry& g, const StatisticsScan<A>& s, int64_t firs
                     squares += affine * affine + wide_gamma * wide_gamma * spread;
                 }
                 if (s.advance) {
-                    streams.template advance<true>(m - streams.mean, s.alpha, v);
+                    streams.template advance<true>(m - streams.mean, s.alpha[n], v);
                     store(s.mean + c, streams.mean);
                     store(s.var + c, streams.var);
                 }
@@ -311,6 +332,12 @@ void replay_scalars(const Geometry& g, const ScalarReplay<T>& given, int64_t fir
 }
 
 template <class T>
+void pass_back_scalars(const Geometry& g, const ScalarBackward<T>& s, const Ending<Accumulator<T>>& ending,
+                       int64_t first, int64_t last, double* product) {
+    with_ending(ending, [&](const auto& end) INLINE_LAMBDA { pass_back_scalars_of(g, s, end, first, last, product); });
+}
+
+template <class T>
 void control_scalars(const Geometry& g, const ScalarBackward<T>& given, int64_t first, int64_t last) {
     using A = Accumulator<T>;
     using P = Pack<A>;
@@ -331,8 +358,7 @@ void control_scalars(const Geometry& g, const ScalarBackward<T>& given, int64_t 
                 const int64_t c = strip + j * kLanes, at = n * channels + c;
                 __builtin_prefetch(s.grad_z + at + kStrip);
                 const P y = load(s.y + by_strip(s.samples, n, c)), gamma = load(s.gamma + c), u = gamma * y + load(s.beta + c);
-                P grad = load(s.grad_z + at, channels - c);
-                if (s.clamp) grad = where_within(u, s.bound, grad);
+                const P grad = s.passed ? load(s.passed + by_strip(s.samples, n, c)) : load(s.grad_z + at, channels - c);
                 const P a1 = (grad - pull * u) * zoom;                                                // eq. 10
                 const P tilde = gamma * a1 - narrow<A>(control[j].y) * decay * y;                     // eq. 11a
                 const P grad_x = tilde * load(s.inv + by_strip(s.samples, n, c)) - narrow<A>(control[j].one) * decay;  // eq. 12a
@@ -367,6 +393,8 @@ INSTANTIATE(double)
 #define INSTANTIATE(T)                                                                                      \
     template void scan_scalars(const Geometry&, const ScalarForward<T>&, int64_t, int64_t);                 \
     template void replay_scalars(const Geometry&, const ScalarReplay<T>&, int64_t, int64_t);                \
+    template void pass_back_scalars(const Geometry&, const ScalarBackward<T>&, const Ending<Accumulator<T>>&, int64_t, \
+                                    int64_t, double*);                                                      \
     template void control_scalars(const Geometry&, const ScalarBackward<T>&, int64_t, int64_t);
 INSTANTIATE(float)
 INSTANTIATE(double)

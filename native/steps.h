@@ -3,6 +3,7 @@
 // Scratch arrays by channel have rows of `padded` entries. `n` counts the samples of the current block, `k` chunks.
 #pragma once
 
+#include "ending.h"
 #include "types.h"
 
 namespace onlinenorm {
@@ -18,7 +19,8 @@ struct Affine {
 template <class A>
 struct StatisticsScan {
     int64_t samples;
-    double alpha, eps;
+    const double* alpha;        // [n]: the decay that each sample averages with
+    double eps;
     bool advance;               // whether mean and var move
     double *mean, *var;         // [padded], the streams
     const A *gamma, *beta;      // [padded]
@@ -56,7 +58,8 @@ struct ControlScan {
 template <class T>
 struct ScalarForward {
     int64_t samples, channels;
-    double alpha, eps;
+    const double* alpha;        // [n]
+    double eps;
     bool advance;
     double *mean, *var;
     const Accumulator<T>*gamma, *beta;
@@ -75,13 +78,13 @@ template <class T>
 struct ScalarBackward {
     int64_t samples, channels;
     double decay;
-    bool advance, clamp;
-    Accumulator<T> bound;
+    bool advance;
     const Accumulator<T>*gamma, *beta, *y, *inv;
     const T* grad_z;
     const double *inv_zeta, *common;
     double *control_y, *control_1, *grad_gamma, *grad_beta;
     T* grad_x;                  // or null
+    Accumulator<T>* passed;     // [n][padded]: z' behind clamp and activation; null where it is grad_z
 };
 
 #define ONLINENORM_STEPS(isa)                                                                                       \
@@ -91,8 +94,8 @@ struct ScalarBackward {
     void moments(const Geometry&, const T* x, int64_t first, int64_t last, double* chunk_mean, double* chunk_square); \
     template <class T>                                                                                              \
     void grad_moments(const Geometry&, const T* x, const T* grad_z, int64_t first, int64_t last,                    \
-                      const Affine<Accumulator<T>>& affine, Accumulator<T> bound, double* chunk_grad,               \
-                      double* chunk_product);                                                                       \
+                      const Affine<Accumulator<T>>& affine, const double* inv_zeta,                                 \
+                      const Ending<Accumulator<T>>&, double* chunk_grad, double* chunk_product);                                                                     \
     /* scan.cpp: the recurrences over samples, on means alone */                                                    \
     template <class A>                                                                                              \
     void scan_statistics(const Geometry&, const StatisticsScan<A>&, int64_t first, int64_t last);                   \
@@ -108,18 +111,23 @@ struct ScalarBackward {
     template <class T>                                                                                              \
     void replay_scalars(const Geometry&, const ScalarReplay<T>&, int64_t first, int64_t last);                      \
     template <class T>                                                                                              \
+    void pass_back_scalars(const Geometry&, const ScalarBackward<T>&, const Ending<Accumulator<T>>&, int64_t first, \
+                           int64_t last, double* product);                                                          \
+    template <class T>                                                                                              \
     void control_scalars(const Geometry&, const ScalarBackward<T>&, int64_t first, int64_t last);                   \
     /* apply.cpp: one multiply-add per scalar */                                                                    \
     template <class T>                                                                                              \
     void apply(const Geometry&, const T* x, T* z, int64_t first, int64_t last,                                      \
-               const Affine<Accumulator<T>>& affine, const double* inv_zeta, Accumulator<T> bound, bool streaming); \
+               const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>&,         \
+               bool streaming);                                                                                     \
     template <class T>                                                                                              \
     void apply_scalars(const Geometry&, const Accumulator<T>* u, T* z, int64_t samples, int64_t first, int64_t last, \
-                       const double* inv_zeta, Accumulator<T> bound);                                               \
+                       const double* inv_zeta, const Ending<Accumulator<T>>&);                                             \
     template <class T>                                                                                              \
     void apply_grad(const Geometry&, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,           \
-                    const Affine<Accumulator<T>>& affine, Accumulator<T> bound, const Accumulator<T>* grad_scale,   \
-                    const Accumulator<T>* x_scale, const Accumulator<T>* grad_offset, bool streaming);              \
+                    const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>&,    \
+                    const Accumulator<T>* grad_scale, const Accumulator<T>* x_scale,                                \
+                    const Accumulator<T>* grad_offset, bool streaming);              \
     /* floor.cpp: the least that any normaliser has to move, for the benchmark */                                   \
     void read_one_write_one(const float* a, float* out, int64_t count, bool streaming);                             \
     void read_two_write_one(const float* a, const float* b, float* out, int64_t count, bool streaming);             \

@@ -51,6 +51,15 @@ typedef enum {
     ONLINENORM_GUARD_CLAMP = 2          /* clip the affine output at +-clamp_value */
 } onlinenorm_guard;
 
+/* What follows the guard, on every scalar of the output. */
+typedef enum {
+    ONLINENORM_NO_ACTIVATION = 0,
+    ONLINENORM_RELU = 1,
+    ONLINENORM_LEAKY_RELU = 2, /* slope 0.01 below 0 */
+    ONLINENORM_SILU = 3,       /* z / (1 + exp(-z)) */
+    ONLINENORM_GELU = 4        /* z times the normal distribution function of z */
+} onlinenorm_activation;
+
 /* What a call works on. Fill it once for a layer and a shape; onlinenorm_layer_init gives the paper's settings.
  * Every field has to be in its range, used or not. */
 typedef struct {
@@ -62,6 +71,8 @@ typedef struct {
     int32_t param_dtype;    /* onlinenorm_dtype of weight, bias and their gradients: dtype's or ONLINENORM_FLOAT32 */
     int32_t guard;          /* onlinenorm_guard */
     int32_t training;       /* 1: the streams advance; 0: they are read only (evaluation) */
+    int32_t warmup;         /* 1: sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2) until that reaches alpha_fwd */
+    int32_t activation;     /* onlinenorm_activation */
     int32_t threads;        /* at most this many */
     double alpha_fwd;       /* decay of the statistics, in [0, 1) */
     double alpha_bwd;       /* decay of the control process, in [0, 1) */
@@ -77,17 +88,17 @@ typedef struct {
     double *var;
     double *control_y;    /* the paper's epsilon^(y), eq. 11 */
     double *control_1;    /* the paper's epsilon^(1), eq. 12 */
-    int64_t *num_samples; /* one number: counts the samples of training forwards; may be NULL */
+    int64_t *num_samples; /* one number: counts the samples of training forwards; may be NULL, but not with warmup */
 } onlinenorm_state;
 
-/* The paper's settings for N = 1, one thread, float32, NCD. */
+/* The paper's settings for N = 1, one thread, float32, NCD, no activation. */
 ONLINENORM_API onlinenorm_layer onlinenorm_layer_init(int64_t channels, int64_t elements);
 
 /* Bytes of what a forward keeps for its backward beside x: the statistics before the call and the samples' moments.
  * 0 where there is nothing to do (N or D is 0), and for a layer that the calls would refuse. */
 ONLINENORM_API size_t onlinenorm_replay_bytes(const onlinenorm_layer *layer);
 
-/* Forward, eqs. 8 and 9. weight and bias may be NULL (1 and 0). replay: onlinenorm_replay_bytes bytes, 8-byte aligned,
+/* Forward, eqs. 8 and 9, and the activation. weight and bias may be NULL (1 and 0). replay: onlinenorm_replay_bytes bytes, 8-byte aligned,
  * or NULL if no backward follows. In training, mean, var and num_samples advance by N samples (by none if D is 0).
  * A channel for which a sample's moments, or the statistics they lead to, are not finite keeps its statistics for that
  * sample. */
