@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from onlinenorm import hyperparameters as default
-from onlinenorm.torch import native, portable
+from onlinenorm.torch import checkpointing, native, portable
+from onlinenorm.torch.checkpointing import Start
 from onlinenorm.torch.settings import Guard, Settings, checked_settings
 
 Backend = Literal["auto", "native", "portable"]
@@ -54,6 +55,9 @@ def _forward(
 def _run(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call, apply: Callable[..., Tensor] | None = None
 ) -> Tensor:
+    if checkpointing.may_be_near():
+        start = Start(call.training, call.running_mean, call.running_var, call.num_samples_tracked)
+        call = call._replace(**checkpointing.start_of_call(start)._asdict())
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
