@@ -264,7 +264,8 @@ POLICIES = {
 @pytest.mark.parametrize("backend", ["native", "portable"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_selective_checkpointing(model, policy, backend):
-    context = partial(create_selective_checkpoint_contexts, POLICIES[policy], allow_cache_entry_mutation=True)
+    mutation = policy == "save everything" and backend == "portable"  # which fills in place what it allocated
+    context = partial(create_selective_checkpoint_contexts, POLICIES[policy], allow_cache_entry_mutation=mutation)
     with functional.backend(backend):
         got = train(model, lambda m, x: checkpoint(m, x, use_reentrant=False, context_fn=context))
         expected = train(model, lambda m, x: m(x))

@@ -32,9 +32,7 @@ class Start(NamedTuple):
     def copy(self) -> "Start":
         """Make one whose state can be moved without moving this one's."""
         mean, var, count = self[1:]
-        # Selective checkpointing counts operations, and must not see more in one run than in the other.
-        with torch._C._DisableTorchDispatch():
-            return Start(self.training, mean.clone(), var.clone(), None if count is None else count.clone())
+        return Start(self.training, mean.clone(), var.clone(), None if count is None else count.clone())
 
 
 class _Calls:
@@ -78,10 +76,13 @@ def may_be_near() -> bool:
     )
 
 
-def start_of_call(now: Start) -> Start:
-    """From where a call has to start: from how things are now, or if it repeats another, from a copy of its start.
+def repeated_start(now: Start) -> Start | None:
+    """From where a call has to start that repeats another: a copy of that one's start. None if it repeats none.
 
     Notes the call on every region that it is inside of.
+
+    Args:
+        now: from where the call would start as things are.
     """
     entered, repeated = _regions_around(sys._getframe(1))
     if repeated is not None:
@@ -95,11 +96,9 @@ def start_of_call(now: Start) -> Start:
         )
     elif entered:
         call = now.running_mean, now.copy()
-    else:
-        return now
     for region in entered:
         _Calls.inside(region).noted.append(call)
-    return now if repeated is None else call[1].copy()
+    return None if repeated is None else call[1].copy()
 
 
 # torch.utils.checkpoint's own frames, by file and name. What they hold is one object per region, `ctx` or a "frame" of

@@ -56,8 +56,10 @@ def _run(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call, apply: Callable[..., Tensor] | None = None
 ) -> Tensor:
     if checkpointing.may_be_near():
-        start = Start(call.training, call.running_mean, call.running_var, call.num_samples_tracked)
-        call = call._replace(**checkpointing.start_of_call(start)._asdict())
+        now = Start(call.training, call.running_mean, call.running_var, call.num_samples_tracked)
+        start = checkpointing.repeated_start(now)
+        if start is not None:
+            call = call._replace(**start._asdict())
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
