@@ -1,6 +1,7 @@
 """See inside: how well Online Normalization does its job in a model while it trains."""
 
 import io
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -106,7 +107,7 @@ class Diagnosis:
                     with torch.no_grad():
                         sums.add_backward(call, grad.detach())
 
-            x.register_hook(after_backward)
+            x.register_hook(after_backward)  # type: ignore[no-untyped-call]
 
     # ---- what came of it
 
@@ -136,13 +137,13 @@ class Diagnosis:
             overshoot: the fraction of updates of control_y, over samples and channels, that more than undo it:
                 (1 - alpha_bwd) mean(yhat^2) > 1.
 
-        And advice: sentences about what is alarming, an empty list if nothing is.
+        And advice: a sentence for each thing that is alarming, by a word for it.
         """
         results: dict[str, dict[str, dict[str, Any]]] = {}
         for name, layer in self._layers.items():
             results[name] = {mode: sums.result() for mode, sums in self._seen[layer].items()}
             for mode, result in results[name].items():
-                result["advice"] = list(advice(layer, mode, result))
+                result["advice"] = dict(advice(layer, mode, result))
         return results
 
     def to_tensorboard(self, writer: Writer, step: int) -> None:
@@ -161,7 +162,7 @@ class Diagnosis:
         from rich.console import Console
 
         text = io.StringIO()
-        Console(file=text, width=120).print(table)
+        Console(file=text, width=shutil.get_terminal_size((120, 24)).columns).print(table)
         return text.getvalue()
 
     def __rich__(self) -> "Group":
@@ -175,7 +176,9 @@ class Diagnosis:
             raise ImportError(
                 'the table needs Rich: pip install "onlinenorm[cli]"; as_dict() gives the numbers without it'
             ) from error
-        table = Table(box=box.SIMPLE, title="Online Normalization, from inside", title_justify="left")
+        table = Table(
+            box=box.SIMPLE, padding=(0, 1, 0, 0), title="Online Normalization, from inside", title_justify="left"
+        )
         results = self.as_dict()
         rows = [(name, mode, row) for name, modes in results.items() for mode, row in modes.items()]
         columns = {header: cell for header, cell in _COLUMNS.items() if any(cell(row) for *_, row in rows)}
@@ -188,7 +191,11 @@ class Diagnosis:
                 table.add_row(escape(name), mode, *(cell(row) for cell in columns.values()))
             if not modes:
                 table.add_row(escape(name), "never called")
-        notes = [f"{name}, {mode}: {sentence}" for name, mode, row in rows for sentence in row["advice"]]
+        alarms: dict[str, list[str]] = {}
+        for name, mode, row in rows:
+            for kind, sentence in row["advice"].items():
+                alarms.setdefault(kind, []).append(f"{name}, {mode}: {sentence}")
+        notes = [first + f" So {len(more)} more." * bool(more) for first, *more in alarms.values()]
         uncalled = [name for name, modes in results.items() if not modes]
         if uncalled:
             notes.append(f"Never called: {', '.join(uncalled)}. Calls by code from torch.compile are not seen.")
