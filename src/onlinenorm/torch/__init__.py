@@ -3,6 +3,8 @@
 from onlinenorm.torch import functional
 from onlinenorm.torch.control import follow_scaler, scale_control_errors
 from onlinenorm.torch.convert import convert
+from onlinenorm.torch.diagnose import diagnose
+from onlinenorm.torch.distributed import keep_streams_apart, sync_every, sync_statistics
 from onlinenorm.torch.freezing import freeze_statistics
 from onlinenorm.torch.layers import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
 
@@ -12,8 +14,12 @@ __all__ = [
     "OnlineNorm2d",
     "OnlineNorm3d",
     "convert",
+    "diagnose",
     "follow_scaler",
     "freeze_statistics",
     "functional",
+    "keep_streams_apart",
     "scale_control_errors",
+    "sync_every",
+    "sync_statistics",
 ]
