@@ -1,10 +1,10 @@
 """Lightning's Trainer: training, and a checkpoint resumed bit for bit."""
 
 import torch
+from packages import needs
 from torch import nn
 
-from conftest import needs
-from onlinenorm.torch import OnlineNorm1d, diagnose
+from onlinenorm.torch import OnlineNorm1d
 
 lightning = needs("lightning")
 
@@ -62,19 +62,3 @@ def test_mixed_precision_keeps_the_state_wide(tmp_path):
     model, _ = fit(tmp_path, 1, precision="bf16-mixed")
     assert model.body[1].running_mean.dtype == model.body[1].control_y.dtype == torch.float64
     assert model.body[1].control_y.any()
-
-
-def test_diagnose_while_it_trains(tmp_path):
-    class Watch(lightning.Callback):
-        def on_train_start(self, trainer, model):
-            self.context = diagnose(model)
-            self.diagnosis = self.context.__enter__()
-
-        def on_train_end(self, trainer, model):
-            self.context.__exit__(None, None, None)
-
-    watch = Watch()
-    fit(tmp_path, 2, callbacks=[watch])
-    result = watch.diagnosis.as_dict()["body.1"]
-    assert result["train"]["backward_samples"] == 128
-    assert result["eval"]["samples"] == 128

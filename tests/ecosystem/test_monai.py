@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from packages import needs
 from torch import nn
 
-from conftest import needs
 from onlinenorm.torch import OnlineNorm1d, OnlineNorm2d, OnlineNorm3d, convert
 from onlinenorm.torch.integrations import register_monai
 from onlinenorm.torch.layers import online_norm_layers

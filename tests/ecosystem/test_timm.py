@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from packages import needs
 from torch import nn
 
-from conftest import needs
 from onlinenorm.torch import OnlineNorm2d, convert, diagnose
 from onlinenorm.torch.integrations import OnlineNormAct2d
 from onlinenorm.torch.layers import online_norm_layers

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
+from packages import needs
 from torch import nn
 
-from conftest import needs
 from onlinenorm.torch import OnlineNorm2d, convert, diagnose
 
 models = needs("torchvision.models")

@@ -1,9 +1,9 @@
 """Hugging Face's Trainer: training, saving, and resuming bit for bit."""
 
 import torch
+from packages import needs
 from torch import nn
 
-from conftest import needs
 from onlinenorm.torch import OnlineNorm1d
 
 transformers = needs("transformers")

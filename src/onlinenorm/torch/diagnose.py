@@ -32,8 +32,8 @@ def diagnose(model: nn.Module) -> Iterator["Diagnosis"]:
         print(diagnosis)
 
     Outputs, gradients and state are bit for bit those without it, and nothing is left in the model when the context
-    is closed, also by an exception. While it is open a layer takes a few times as long, and its input stays in memory
-    until its backward, also where activation checkpointing would have dropped it.
+    is closed, also by an exception. While it is open a layer takes ten to a hundred times as long, and its input stays
+    in memory until its backward, also where activation checkpointing would have dropped it.
 
     Calls by code from `torch.compile` are not seen: run that under `torch.compiler.set_stance("force_eager")`.
     """

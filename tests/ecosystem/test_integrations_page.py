@@ -1,0 +1,23 @@
+"""The page about other libraries runs, top to bottom, as one program."""
+
+import re
+from pathlib import Path
+
+from packages import needs
+from test_lightning import fit
+
+for library in ("torchvision", "timm", "monai", "lightning"):
+    needs(library)
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+
+
+def test_integrations(tmp_path):
+    blocks = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) == 5
+    page = {"__name__": "page"}
+    exec(compile("\n".join(blocks), str(PAGE), "exec"), page)
+    watch = page["Watch"]()
+    fit(tmp_path, 2, callbacks=[watch])
+    result = watch.diagnosis.as_dict()["body.1"]
+    assert list(result) == ["train"], "the validation was watched, too"
+    assert result["train"]["backward_samples"] == 64
