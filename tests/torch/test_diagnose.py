@@ -335,6 +335,16 @@ def test_an_input_without_gradient_and_one_by_keyword():
     assert (result["samples"], result["backward_samples"]) == (10, 5)
 
 
+@pytest.mark.parametrize("guard", GUARDS)
+def test_inference_mode_may_come_first_or_last(guard):
+    layer = OnlineNorm1d(3, guard=guard).eval()
+    with diagnose(layer) as diagnosis:
+        for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+            with mode():
+                layer(torch.randn(5, 3))
+    assert diagnosis.as_dict()["OnlineNorm1d"]["eval"]["samples"] == 20
+
+
 def test_a_layer_that_was_never_called():
     model = nn.ModuleDict({"used": OnlineNorm1d(3), "unused": OnlineNorm1d(3)})
     with diagnose(model) as diagnosis:

@@ -48,6 +48,7 @@ def diagnose(model: nn.Module) -> Iterator["Diagnosis"]:
         yield diagnosis
     finally:
         diagnosis._open = False  # for calls whose backward is still to come
+        diagnosis._calls.clear()  # of those that failed
         for handle in handles:
             handle.remove()
 
@@ -94,7 +95,8 @@ class Diagnosis:
         training = layer.training and not layer.freeze_statistics
         modes, mode = self._seen[layer], "train" if training else "eval"
         if mode not in modes:
-            modes[mode] = Sums(layer)
+            with torch.inference_mode(False):  # or a sum that begins inside could not be continued outside
+                modes[mode] = Sums(layer)
         sums = modes[mode]
         call = Call(layer, training, x.detach(), mean, var)
         # Activation checkpointing repeats a forward inside the backward.
