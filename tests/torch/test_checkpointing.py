@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 from onlinenorm.torch import OnlineNorm, OnlineNorm1d, OnlineNorm2d, checkpointing, functional
 
 WIDTH = 6
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")  # of a region in a region
 MODES = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 
 
@@ -366,6 +367,29 @@ def test_two_backwards_through_one_graph(model, reentrant):
         assert_same_state(a, b)
 
 
+@pytest.mark.skipif(not hasattr(torch.utils.checkpoint, "GraphExecGroup"), reason="newer than the oldest PyTorch")
+def test_two_backwards_that_share_a_repetition(model):
+    def run(call):
+        m = copy.deepcopy(model)
+        x, grad = torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(2))
+
+        def forward(x):
+            middle = m[:3](x)
+            return middle, m[3:](middle)
+
+        x.requires_grad_()
+        middle, z = call(forward, x)
+        with torch.utils.checkpoint.GraphExecGroup():
+            (slope,) = torch.autograd.grad(z, middle, grad, retain_graph=True)
+            (x_grad,) = torch.autograd.grad(middle, x, slope)
+        return x_grad, states(m)
+
+    got, expected = run(region(False)), run(plain)
+    assert torch.equal(got[0], expected[0])
+    for a, b in zip(got[1], expected[1], strict=True):
+        assert_same_state(a, b)
+
+
 def test_gradients_asked_for_inside_the_region(model):
     def forward(m, x, run):
         def inside(x):
@@ -400,6 +424,18 @@ def test_functional(model):
 
     for got, expected in zip(run(region(False)), run(plain), strict=True):
         assert torch.equal(got, expected)
+
+
+@MODES
+def test_functional_call(model, reentrant):
+    """The state that counts is the one that the call was given."""
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    before = states(model)
+    x = torch.randn(4, WIDTH, requires_grad=True)
+    checkpoint(lambda x: torch.func.functional_call(model, buffers, x), x, use_reentrant=reentrant).sum().backward()
+    assert int(buffers["1.num_samples_tracked"]) == 4
+    for left, right in zip(states(model), before, strict=True):
+        assert_same_state(left, right)
 
 
 def test_convolutions_channels_last_and_empty_batches():
@@ -518,6 +554,14 @@ def test_other_calls_in_the_repetition(reentrant):
         z.sum().backward()
     assert_same_state(state_of(left), before[0])
     assert_same_state(state_of(right), before[1])
+
+
+@MODES
+def test_layer_made_anew_in_the_repetition(reentrant):
+    x = torch.randn(4, WIDTH, requires_grad=True)
+    z = checkpoint(lambda x: OnlineNorm1d(WIDTH)(x), x, use_reentrant=reentrant)
+    with pytest.raises(RuntimeError, match="must not be moved, copied or made anew"):
+        z.sum().backward()
 
 
 def test_more_calls_in_the_repetition():

@@ -55,7 +55,8 @@ class _Calls:
         if k >= len(self.noted):
             raise RuntimeError(
                 f"a checkpointed function made {len(self.noted)} calls of Online Normalization in the forward, and now "
-                "makes one more: what torch.utils.checkpoint repeats must make the same calls in the same order"
+                "makes one more: what torch.utils.checkpoint repeats must make the same calls in the same order, and "
+                "must be called through torch.utils.checkpoint.checkpoint itself"
             )
         if self.noted[k][0] is not running_mean:
             raise RuntimeError(
