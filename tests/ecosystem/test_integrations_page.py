@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import torch
 from packages import needs
 from test_lightning import fit
 
@@ -13,9 +14,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 
 def test_integrations(tmp_path):
     blocks = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     page = {"__name__": "page"}
     exec(compile("\n".join(blocks), str(PAGE), "exec"), page)
+    assert page["body"](torch.randn(2, 3, 32, 32))["layer2"].shape == (2, 128, 4, 4)
     watch = page["Watch"]()
     fit(tmp_path, 2, callbacks=[watch])
     result = watch.diagnosis.as_dict()["body.1"]
