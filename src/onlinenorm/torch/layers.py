@@ -120,7 +120,7 @@ class OnlineNorm(nn.Module):
         parameters, state = self._parameters, self._buffers  # a module's own attribute access takes longer
         affine = "weight" in parameters and "bias" in parameters  # not if they are parametrised
         return normalise(
-            checked_settings(self.alpha_fwd, self.alpha_bwd, self.eps, self.guard, self.guard_eps, self.clamp_value),
+            (self.alpha_fwd, self.alpha_bwd, self.eps, self.guard, self.guard_eps, self.clamp_value),
             self.training and not self.freeze_statistics,
             x,
             state["running_mean"],  # type: ignore[arg-type]
