@@ -99,6 +99,14 @@ def test_check(name, processes, finished):
     assert not missing, f"{name} failed, or was not reached, on processes {missing}:\n{output[-6000:]}"
 
 
+def test_the_page_runs_on_two_processes(tmp_path):
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), encoding="utf-8")
+    with Torchrun(tmp_path, 2, program) as torchrun:
+        assert torchrun.result() == 0, torchrun.output
+
+
 # ---- without other processes
 
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from onlinenorm.torch.layers import OnlineNorm
+from onlinenorm.torch.layers import OnlineNorm, online_norm_layers
 
 _MERGED = ("running_mean", "running_var", "control_y", "control_1")
 
@@ -20,7 +20,8 @@ def sync_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) ->
 
     Each process weighs the same. Means and control errors are averaged; the variance is that of the mixture: the mean
     of the variances plus the variance of the means. Afterwards all processes hold bit for bit the same state, except
-    `num_samples_tracked`, which stays each process's own count. The statistics of all layers travel in one all-reduce.
+    `num_samples_tracked`, which stays each process's own count. The statistics of all layers, frozen ones included,
+    travel in one all-reduce.
 
     Every process of the group has to call it, at the same point of its work.
 
@@ -29,7 +30,7 @@ def sync_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) ->
         group: whose processes take part; None for all.
     """
     world_size = _world_size(group)
-    layers = _online_norm_layers(model)
+    layers = online_norm_layers(model)
     device = _device_of_state(layers)
     _check_same_everywhere(layers, device, group)
 
@@ -73,7 +74,7 @@ def sync_every(
         if not isinstance(value, int) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     _world_size(group)
-    _online_norm_layers(model)
+    online_norm_layers(model)
 
     def count(*_: Any) -> None:
         nonlocal done
@@ -87,9 +88,9 @@ def sync_every(
 def keep_streams_apart(model: nn.Module) -> nn.Module:
     """Let each process have its own streams under DistributedDataParallel: `DDP(keep_streams_apart(model))`.
 
-    DistributedDataParallel overwrites all buffers with those of process 0: once when it wraps the model, and before
-    each training forward. After this it leaves the state of the OnlineNorm layers alone, and treats parameters and
-    other buffers as before.
+    DistributedDataParallel overwrites all buffers with those of process 0: once when it wraps the model, and again
+    before a forward. After this it leaves the state of the OnlineNorm layers alone, and treats parameters and other
+    buffers as before.
 
     A state that is to be the same everywhere at the start has to be loaded on every process, not only on process 0.
 
@@ -106,7 +107,7 @@ def keep_streams_apart(model: nn.Module) -> nn.Module:
         )
     streams = {
         f"{prefix}.{name}".lstrip(".")
-        for layer in _online_norm_layers(model)
+        for layer in online_norm_layers(model)
         for prefix, module in model.named_modules(remove_duplicate=False)
         if module is layer
         for name, _ in layer.named_buffers()
@@ -126,14 +127,6 @@ def _world_size(group: dist.ProcessGroup | None) -> int:
     if size < 1:
         raise ValueError(f"process {dist.get_rank()} is not in the group that it was given")
     return size
-
-
-def _online_norm_layers(model: nn.Module) -> dict[OnlineNorm, str]:
-    """All layers and their names. A layer that stands in several places comes once."""
-    layers = {layer: name for name, layer in model.named_modules() if isinstance(layer, OnlineNorm)}
-    if not layers:
-        raise ValueError(f"{type(model).__name__} has no OnlineNorm layers")
-    return layers
 
 
 def _device_of_state(layers: dict[OnlineNorm, str]) -> torch.device:
