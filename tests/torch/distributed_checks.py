@@ -186,7 +186,7 @@ def sync_of_equal_streams_keeps_every_bit():
 
 @check
 def sync_far_from_zero():
-    """Means that are huge beside the spread lose no more than float32 inputs have lost before."""
+    """Means that are huge beside the spread lose no more than the rounding of float32 inputs would."""
     layer = OnlineNorm(1000)
     generator = torch.Generator().manual_seed(rank())
     layer.running_mean.copy_(1e4 + 1e-5 * torch.randn(1000, generator=generator, dtype=torch.float64))

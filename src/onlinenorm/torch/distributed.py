@@ -38,8 +38,8 @@ def sync_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) ->
     sums = torch.stack((mean, mean.square(), var, control_y, control_1))
     dist.all_reduce(sums, group=group)
     mean, square, var, control_y, control_1 = sums / world_size
-    # The difference of squares loses some 1e-16 of mean^2. Float32 inputs carry more than that: rounding alone gives
-    # them a variance of up to 3e-16 of mean^2. The clamp keeps the merged variance from falling below the mean one.
+    # The difference of squares is off by some 1e-15 of mean^2, which is what the rounding of float32 inputs adds to their
+    # variance anyway. The clamp keeps the merged variance from falling below the mean one, so it is never negative.
     var = var + (square - mean.square()).clamp(min=0)
     sizes = [layer.num_features for layer in layers]
     for name, merged in zip(_MERGED, (mean, var, control_y, control_1), strict=True):
