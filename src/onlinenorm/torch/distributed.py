@@ -38,7 +38,7 @@ def sync_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) ->
     sums = torch.stack((mean, mean.square(), var, control_y, control_1))
     dist.all_reduce(sums, group=group)
     mean, square, var, control_y, control_1 = sums / world_size
-    # The difference of squares is off by some 1e-15 of mean^2, which is what the rounding of float32 inputs adds to their
+    # The difference of squares is off by some 1e-15 of mean^2, which the rounding of float32 inputs adds to their
     # variance anyway. The clamp keeps the merged variance from falling below the mean one, so it is never negative.
     var = var + (square - mean.square()).clamp(min=0)
     sizes = [layer.num_features for layer in layers]
