@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onlinenorm.torch import ops, portable
-from onlinenorm.torch.settings import Settings
+from onlinenorm.torch.settings import Guard, Settings
 
 Values = tuple[Any, ...]  # of the fields of Settings, in their order
 
@@ -89,14 +89,15 @@ def infer(
     if bias is not None:
         offset = offset + bias
     shift, scale, offset = (t.to(wide).view(-1, *[1] * (x.dim() - 2)) for t in (shift, scale, offset))
-    return guarded(settings, (x.to(wide) - shift) * scale + offset).to(x.dtype)
+    u = (x.to(wide) - shift) * scale + offset
+    return guarded(u, settings.guard, settings.guard_eps, settings.clamp_value).to(x.dtype)
 
 
-def guarded(settings: Settings, u: Tensor) -> Tensor:
+def guarded(u: Tensor, guard: Guard, guard_eps: float, clamp_value: float) -> Tensor:
     """Apply the guard to u, the output of the affine part, in plain operations."""
-    if settings.guard == "layer_scaling":
+    if guard == "layer_scaling":
         square = u.square().mean(list(range(1, u.dim())), keepdim=True)
-        return u * (square + settings.guard_eps).rsqrt()
-    if settings.guard == "clamp":
-        return u.clamp(-settings.clamp_value, settings.clamp_value)
+        return u * (square + guard_eps).rsqrt()
+    if guard == "clamp":
+        return u.clamp(-clamp_value, clamp_value)
     return u
