@@ -1,7 +1,27 @@
 """Online Normalization for PyTorch."""
 
 from onlinenorm.torch import functional
+from onlinenorm.torch.control import follow_scaler, scale_control_errors
 from onlinenorm.torch.convert import convert
+from onlinenorm.torch.diagnose import diagnose
+from onlinenorm.torch.distributed import keep_streams_apart, sync_every, sync_statistics
+from onlinenorm.torch.fold import fold
+from onlinenorm.torch.freezing import freeze_statistics
 from onlinenorm.torch.layers import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
 
-__all__ = ["OnlineNorm", "OnlineNorm1d", "OnlineNorm2d", "OnlineNorm3d", "convert", "functional"]
+__all__ = [
+    "OnlineNorm",
+    "OnlineNorm1d",
+    "OnlineNorm2d",
+    "OnlineNorm3d",
+    "convert",
+    "diagnose",
+    "fold",
+    "follow_scaler",
+    "freeze_statistics",
+    "functional",
+    "keep_streams_apart",
+    "scale_control_errors",
+    "sync_every",
+    "sync_statistics",
+]

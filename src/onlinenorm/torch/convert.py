@@ -1,5 +1,6 @@
 """Replace BatchNorm in a model that exists."""
 
+import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from onlinenorm import hyperparameters as default
+from onlinenorm.torch.integrations import OnlineNormAct2d
 from onlinenorm.torch.layers import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
 from onlinenorm.torch.settings import Guard
 
@@ -17,6 +19,13 @@ _REPLACEMENTS: dict[type[nn.Module], type[OnlineNorm]] = {
     nn.BatchNorm3d: OnlineNorm3d,
     nn.SyncBatchNorm: OnlineNorm,
 }
+
+
+def _replacement(layer: nn.Module) -> type[OnlineNorm] | None:
+    timm = sys.modules.get("timm.layers")  # imported, if the model has one of its layers
+    if timm is not None and type(layer) in (timm.BatchNormAct2d, timm.SyncBatchNormAct):
+        return OnlineNormAct2d
+    return _REPLACEMENTS.get(type(layer))
 
 
 def convert(
@@ -31,6 +40,7 @@ def convert(
 ) -> nn.Module:
     """Turn BatchNorm1d, 2d, 3d and SyncBatchNorm anywhere in a model into Online Normalization, in place.
 
+    So become timm's layers of BatchNorm and activation, which keep their activation (`integrations.OnlineNormAct2d`).
     Weights (the same Parameter objects, so that an optimiser keeps them), running statistics, eps, dtype, device and
     train/eval mode are carried over.
 
@@ -61,11 +71,12 @@ def convert(
         if isinstance(layer, LazyModuleMixin):
             kind = type(layer).__name__
             raise ValueError(f"{name or 'the model'}: {kind} has no shape yet; run the model once on real input before")
-    convertible = {name: layer for name, layer in wanted.items() if type(layer) in _REPLACEMENTS}
+    kinds = {layer: new for layer in wanted.values() if (new := _replacement(layer)) is not None}
+    convertible = {name: layer for name, layer in wanted.items() if layer in kinds}
     made: dict[_BatchNorm, OnlineNorm] = {}  # a layer that stands in several places stays one layer
     for layer in convertible.values():
         if layer not in made:
-            made[layer] = _replace(layer, alpha_fwd=alpha_fwd, alpha_bwd=alpha_bwd, guard=guard)
+            made[layer] = _replace(layer, kinds[layer], alpha_fwd=alpha_fwd, alpha_bwd=alpha_bwd, guard=guard)
     for name, layer in convertible.items():
         if name == "":
             model = made[layer]
@@ -76,14 +87,14 @@ def convert(
         report(_sentence("replaced", convertible))
         left = {name: layer for name, layer in wanted.items() if name not in convertible}
         if left:
-            kinds = sorted({type(layer).__name__ for layer in left.values()})
-            report(f"{_sentence('left', left)} (of type {', '.join(kinds)})")
+            types = sorted({type(layer).__name__ for layer in left.values()})
+            report(f"{_sentence('left', left)} (of type {', '.join(types)})")
     return model
 
 
-def _replace(layer: _BatchNorm, **settings: Any) -> OnlineNorm:
+def _replace(layer: _BatchNorm, kind: type[OnlineNorm], **settings: Any) -> OnlineNorm:
     like = layer.weight if layer.affine else layer.running_mean
-    new = _REPLACEMENTS[type(layer)](
+    new = kind(
         layer.num_features,
         eps=layer.eps,
         affine=layer.affine,
@@ -98,6 +109,8 @@ def _replace(layer: _BatchNorm, **settings: Any) -> OnlineNorm:
         new.running_var.copy_(layer.running_var)
         if layer.num_batches_tracked is not None:
             new.num_samples_tracked.copy_(layer.num_batches_tracked)
+    if isinstance(new, OnlineNormAct2d):
+        new.drop, new.act = layer.get_submodule("drop"), layer.get_submodule("act")
     return new.train(layer.training)
 
 

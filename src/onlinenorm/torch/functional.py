@@ -7,9 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing  # by torch.jit.trace; without the Python around it
+from torch.compiler import is_compiling, is_exporting
 
 from onlinenorm import hyperparameters as default
-from onlinenorm.torch import native, portable
+from onlinenorm.torch import checkpointing, compiled, native, portable
+from onlinenorm.torch.checkpointing import Start
 from onlinenorm.torch.settings import Guard, Settings, checked_settings
 
 Backend = Literal["auto", "native", "portable"]
@@ -54,25 +57,16 @@ def _forward(
 def _run(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call, apply: Callable[..., Tensor] | None = None
 ) -> Tensor:
+    if checkpointing.may_be_near():
+        now = Start(call.training, call.running_mean, call.running_var, call.num_samples_tracked)
+        start = checkpointing.repeated_start(now)
+        if start is not None:
+            call = call._replace(**start._asdict())
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
         return (apply or _OnlineNorm.apply)(x, weight, bias, call)
     return _forward(call, x, weight, bias, keep=False)[0]
-
-
-_run_outside_graphs: Callable[..., Tensor] | None = None
-
-
-def _outside_graphs() -> Callable[..., Tensor]:
-    """`_run` as a place where a compiled model breaks its graph: addresses can't be traced.
-
-    Made when first needed, as it imports the compiler.
-    """
-    global _run_outside_graphs
-    if _run_outside_graphs is None:
-        _run_outside_graphs = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
-    return _run_outside_graphs
 
 
 class _OnlineNorm(torch.autograd.Function):
@@ -200,7 +194,7 @@ def online_norm(
         A tensor of x's shape, dtype and memory format.
     """
     return normalise(
-        checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value),
+        (alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value),
         training,
         x,
         running_mean,
@@ -213,8 +207,16 @@ def online_norm(
     )
 
 
+def _native_takes(x: Tensor) -> bool:
+    """Whether the engine has a kernel for x as far as dtype and device go, and is not forbidden."""
+    takes = x.is_cpu and x.dtype in native.DTYPES
+    if _chosen_backend == "native" and not takes:
+        raise RuntimeError(f"the native backend has no kernel for {x.dtype} on {x.device}")
+    return takes and _chosen_backend != "portable"
+
+
 def normalise(
-    settings: Settings,
+    values: tuple[Any, ...],
     training: bool,
     x: Tensor,
     running_mean: Tensor,
@@ -225,15 +227,22 @@ def normalise(
     bias: Tensor | None,
     num_samples_tracked: Tensor | None,
 ) -> Tensor:
-    """Do what `online_norm` does, with settings that are checked already."""
+    """Do what `online_norm` does; `values` are those of the fields of `Settings`, in their order."""
     state = running_mean, running_var, control_y, control_1
-    if torch.compiler.is_compiling():
+    if is_compiling() or _is_tracing():
+        settings = Settings(*values)  # not from the cache, which a compiler can't look into
         _check_all(x, *state, weight, bias)
+        if not training:
+            return compiled.infer(settings, x, running_mean, running_var, weight, bias)
+        if is_exporting() or not is_compiling():
+            raise RuntimeError(
+                "a layer of Online Normalization in training mode can't be exported, as its statistics would have to "
+                "move in the exported program: call model.eval() first"
+            )
         if x.numel() == 0:
             return x.clone()
-        chosen = native if _chosen_backend != "portable" and x.is_cpu and x.dtype in native.DTYPES else portable
-        x = native.dense(x)
-        return _outside_graphs()(x, weight, bias, _Call(chosen, settings, training, *state, num_samples_tracked))
+        return compiled.train(values, _native_takes(x), x, *state, weight, bias, num_samples_tracked)
+    settings = checked_settings(*values)
     if _chosen_backend != "portable":
         if native.fits(settings, x, *state, weight, bias, num_samples_tracked):
             call = _Call(native, settings, training, *state, num_samples_tracked)
@@ -250,3 +259,11 @@ def normalise(
     if x.numel() == 0:
         return x.clone()
     return _run(x, weight, bias, _Call(portable, settings, training, *state, num_samples_tracked))
+
+
+# Where a compiler gave up on a call, as it does when one raises, it must not start anew inside: the engine's calls
+# can't be traced. This leaves `normalise` and all below it to Python when it is not part of a larger graph.
+_dynamo = torch._C._dynamo.eval_frame
+_dynamo.set_code_exec_strategy(
+    normalise.__code__, _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
+)

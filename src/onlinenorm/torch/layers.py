@@ -40,8 +40,10 @@ class OnlineNorm(nn.Module):
         clamp_value: where the guard "clamp" clips.
         device, dtype: of the parameters. The state is float64 whatever happens to the model's dtype.
 
-    In `eval()` the statistics are used and stay as they are; the guard still applies. A state dict of `nn.BatchNorm*`
-    loads, and `onlinenorm.torch.convert` replaces BatchNorm in a whole model.
+    In `eval()` the statistics are used and stay as they are; the guard still applies. With the attribute
+    `freeze_statistics` set to True they do so in `train()` too, see `onlinenorm.torch.freeze_statistics`.
+
+    A state dict of `nn.BatchNorm*` loads, and `onlinenorm.torch.convert` replaces BatchNorm in a whole model.
 
     !!! note
         The forward moves `running_mean` and `running_var`, the backward `control_y` and `control_1`. Every training
@@ -56,6 +58,8 @@ class OnlineNorm(nn.Module):
     control_y: Tensor
     control_1: Tensor
     num_samples_tracked: Tensor
+
+    freeze_statistics = False  # of the class, so that layers pickled by an older version have it; see `freezing`
 
     _dims: tuple[int, ...] = ()  # numbers of input dimensions that are allowed; empty: 2 and more
 
@@ -116,8 +120,8 @@ class OnlineNorm(nn.Module):
         parameters, state = self._parameters, self._buffers  # a module's own attribute access takes longer
         affine = "weight" in parameters and "bias" in parameters  # not if they are parametrised
         return normalise(
-            checked_settings(self.alpha_fwd, self.alpha_bwd, self.eps, self.guard, self.guard_eps, self.clamp_value),
-            self.training,
+            (self.alpha_fwd, self.alpha_bwd, self.eps, self.guard, self.guard_eps, self.clamp_value),
+            self.training and not self.freeze_statistics,
             x,
             state["running_mean"],  # type: ignore[arg-type]
             state["running_var"],  # type: ignore[arg-type]
@@ -144,7 +148,7 @@ class OnlineNorm(nn.Module):
             guard += f", clamp_value={self.clamp_value}"
         return (
             f"{self.num_features}, eps={self.eps}, alpha_fwd={self.alpha_fwd}, alpha_bwd={self.alpha_bwd}, "
-            f"affine={self.affine}, {guard}"
+            f"affine={self.affine}, {guard}{', freeze_statistics=True' * self.freeze_statistics}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OnlineNorm":
@@ -190,3 +194,13 @@ class OnlineNorm3d(OnlineNorm):
     """Online Normalization of (N, C, D, H, W). See `OnlineNorm` for the arguments."""
 
     _dims = (5,)
+
+
+def online_norm_layers(model: nn.Module) -> dict[OnlineNorm, str]:
+    """All layers of a model and their names, at least one. A layer that stands in several places comes once."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    layers = {layer: name for name, layer in model.named_modules() if isinstance(layer, OnlineNorm)}
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no OnlineNorm layers")
+    return layers

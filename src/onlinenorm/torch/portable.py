@@ -132,7 +132,8 @@ def _parameters(weight: Tensor | None, bias: Tensor | None, like: Tensor) -> tup
     return gamma, beta
 
 
-def _accumulate_in(x: Tensor) -> torch.dtype:
+def accumulate_in(x: Tensor) -> torch.dtype:
+    """The dtype for sums over x."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -148,7 +149,7 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Normalise x of shape (N, C, *); in training move the streams. Also what the backward needs, if `keep`."""
-    planes = x.to(_accumulate_in(x)).flatten(2) if x.dim() > 2 else x.to(_accumulate_in(x))[:, :, None]
+    planes = x.to(accumulate_in(x)).flatten(2) if x.dim() > 2 else x.to(accumulate_in(x))[:, :, None]
     gamma, beta = _parameters(weight, bias, running_mean)
     m, v = moments(planes)
     streams, mean, var = scan_statistics(m, v, running_mean, running_var, settings.alpha_fwd, training)
@@ -186,7 +187,7 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, weight and bias, as far as they are needed; in training move the control errors."""
     shape = (*x.shape[:2], x.shape[2:].numel())
-    planes, grad = (t.to(_accumulate_in(x)).reshape(shape) for t in (x, grad_z))
+    planes, grad = (t.to(accumulate_in(x)).reshape(shape) for t in (x, grad_z))
     gamma, beta = _parameters(weight, bias, control_y)
     mean, var, m, v = replay
     streams, _, _ = scan_statistics(m, v, mean, var, settings.alpha_fwd, training)
