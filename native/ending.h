@@ -28,7 +28,7 @@ ALWAYS_INLINE Pack<A> exponential(const Pack<A>& given) {
     constexpr A magic = single ? A(0x1.8p23) : A(0x1.8p52);  // adding it rounds to an integer, in the lowest bits
     constexpr A top = single ? A(88) : A(709), bottom = single ? A(-87) : A(-708);
     constexpr A ln2_high = single ? A(0x1.62e4p-1) : A(0x1.62e42fefap-1);
-    constexpr A ln2_low = single ? A(0x1.7f7d1cp-20) : A(0x1.cf79abc9e3b39p-34);
+    constexpr A ln2_low = single ? A(0x1.7f7d1cp-20) : A(0x1.cf79abc9e3b3ap-40);
     Pack<A> x;
     each<Pack<A>::count>([&](auto i) INLINE_LAMBDA {  // NaN stays
         const auto low = given.v[i] > top ? top - typename Pack<A>::V{} : given.v[i];

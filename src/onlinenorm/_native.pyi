@@ -14,6 +14,8 @@ class Layer:
         guard: int,
         guard_eps: float,
         clamp_value: float,
+        warmup: bool,
+        activation: int,
     ) -> None: ...
     def fits(
         self, x: Any, mean: Any, var: Any, control_y: Any, control_1: Any, weight: Any, bias: Any, num_samples: Any, /

@@ -51,6 +51,8 @@ class OnlineNorm:
         guard: "layer_scaling", the paper's; "clamp", which clips to ±clamp_value; or None.
         guard_eps: added to layer scaling's mean of squares.
         clamp_value: the bound of the guard "clamp".
+        warmup: whether sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2) until that reaches alpha_fwd. This is not in
+            the paper: its streams start at mean 0 and variance 1 and have to forget that.
 
     The state is eight float64 arrays of shape (C,): `weight`, `bias`, `running_mean`, `running_var`,
     `control_y` and `control_1` (the paper's ε^(y) and ε^(1)), `weight_grad` and `bias_grad`. The gradients
@@ -67,6 +69,7 @@ class OnlineNorm:
         guard: Guard = "layer_scaling",
         guard_eps: float = 1e-5,
         clamp_value: float = 5.0,
+        warmup: bool = False,
     ) -> None:
         if guard not in ("layer_scaling", "clamp", None):
             raise ValueError(f"guard must be 'layer_scaling', 'clamp' or None, got {guard!r}")
@@ -78,6 +81,7 @@ class OnlineNorm:
         self.guard = guard
         self.guard_eps = guard_eps
         self.clamp_value = clamp_value
+        self.warmup = warmup
 
         self.weight: Array | None = np.ones(num_features) if affine else None
         self.bias: Array | None = np.zeros(num_features) if affine else None
@@ -87,6 +91,7 @@ class OnlineNorm:
         self.running_var: Array = np.ones(num_features)
         self.control_y: Array = np.zeros(num_features)
         self.control_1: Array = np.zeros(num_features)
+        self.num_samples_tracked = 0
         self._forwards: list[tuple[tuple[int, ...], list[_Sample]]] = []  # those that await their backward
 
     @np.errstate(all="ignore")
@@ -155,6 +160,9 @@ class OnlineNorm:
     def _update_statistics(self, x: Array) -> None:
         """Let one sample into the running mean and variance."""
         alpha, old_mean, old_var = self.alpha_fwd, self.running_mean, self.running_var
+        if self.warmup:
+            alpha = min(alpha, 1 - 1 / (self.num_samples_tracked + 2))
+        self.num_samples_tracked += 1
         mean, var = np.mean(x, axis=1), np.var(x, axis=1)  # μ(x_t), σ²(x_t)
 
         new_mean = alpha * old_mean + (1 - alpha) * mean  # (8b)

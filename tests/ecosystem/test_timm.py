@@ -8,7 +8,7 @@ from packages import needs
 from torch import nn
 
 from onlinenorm.torch import OnlineNorm2d, convert, diagnose
-from onlinenorm.torch.integrations import OnlineNormAct2d
+from onlinenorm.torch.integrations import TimmNormAct2d
 from onlinenorm.torch.layers import online_norm_layers
 
 timm = needs("timm")
@@ -41,7 +41,7 @@ def test_convert(name):
     assert (name == "resnet50") == (not acts)
     for layer, (drop, act) in acts.items():
         new = model.get_submodule(layer)
-        assert type(new) is OnlineNormAct2d
+        assert type(new) is TimmNormAct2d
         assert type(new.drop) is drop
         assert new.act is act
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_one_layer_is_batchnorm_then_drop_then_activation(apply_act):
     assert target.eps == 1e-3
     with diagnose(target) as diagnosis:
         target.train()(x.requires_grad_()).sum().backward()
-    assert diagnosis.as_dict()["OnlineNormAct2d"]["train"]["backward_samples"] == 3
+    assert diagnosis.as_dict()["TimmNormAct2d"]["train"]["backward_samples"] == 3
 
 
 def test_layers_synchronised_by_timm():
@@ -76,12 +76,12 @@ def test_layers_synchronised_by_timm():
     x = torch.randn(2, 4, 3, 3)
     expected = model(x)
     model = convert(timm.layers.convert_sync_batchnorm(model), guard=None, report=None)
-    assert type(model[0]) is OnlineNormAct2d
+    assert type(model[0]) is TimmNormAct2d
     assert torch.allclose(model(x), expected, atol=1e-6)
 
 
 def norm_act(channels, **kwargs):
-    return OnlineNormAct2d(channels, act_layer=nn.SiLU, alpha_fwd=0.99, **kwargs)
+    return TimmNormAct2d(channels, act_layer=nn.SiLU, alpha_fwd=0.99, **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,26 @@ from onlinenorm.torch.diagnose import diagnose
 from onlinenorm.torch.distributed import keep_streams_apart, sync_every, sync_statistics
 from onlinenorm.torch.fold import fold
 from onlinenorm.torch.freezing import freeze_statistics
-from onlinenorm.torch.layers import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
+from onlinenorm.torch.layers import (
+    OnlineNorm,
+    OnlineNorm1d,
+    OnlineNorm2d,
+    OnlineNorm3d,
+    OnlineNormAct,
+    OnlineNormAct1d,
+    OnlineNormAct2d,
+    OnlineNormAct3d,
+)
 
 __all__ = [
     "OnlineNorm",
     "OnlineNorm1d",
     "OnlineNorm2d",
     "OnlineNorm3d",
+    "OnlineNormAct",
+    "OnlineNormAct1d",
+    "OnlineNormAct2d",
+    "OnlineNormAct3d",
     "convert",
     "diagnose",
     "fold",

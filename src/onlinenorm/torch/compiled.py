@@ -90,7 +90,8 @@ def infer(
         offset = offset + bias
     shift, scale, offset = (t.to(wide).view(-1, *[1] * (x.dim() - 2)) for t in (shift, scale, offset))
     u = (x.to(wide) - shift) * scale + offset
-    return guarded(u, settings.guard, settings.guard_eps, settings.clamp_value).to(x.dtype)
+    z = guarded(u, settings.guard, settings.guard_eps, settings.clamp_value)
+    return portable.activated(z, settings.act).to(x.dtype)
 
 
 def guarded(u: Tensor, guard: Guard, guard_eps: float, clamp_value: float) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from onlinenorm import hyperparameters as default
-from onlinenorm.torch.integrations import OnlineNormAct2d
+from onlinenorm.torch.integrations import TimmNormAct2d
 from onlinenorm.torch.layers import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
 from onlinenorm.torch.settings import Guard
 
@@ -24,7 +24,7 @@ _REPLACEMENTS: dict[type[nn.Module], type[OnlineNorm]] = {
 def _replacement(layer: nn.Module) -> type[OnlineNorm] | None:
     timm = sys.modules.get("timm.layers")  # imported, if the model has one of its layers
     if timm is not None and type(layer) in (timm.BatchNormAct2d, timm.SyncBatchNormAct):
-        return OnlineNormAct2d
+        return TimmNormAct2d
     return _REPLACEMENTS.get(type(layer))
 
 
@@ -40,7 +40,7 @@ def convert(
 ) -> nn.Module:
     """Turn BatchNorm1d, 2d, 3d and SyncBatchNorm anywhere in a model into Online Normalization, in place.
 
-    So become timm's layers of BatchNorm and activation, which keep their activation (`integrations.OnlineNormAct2d`).
+    So become timm's layers of BatchNorm and activation, which keep their activation (`integrations.TimmNormAct2d`).
     Weights (the same Parameter objects, so that an optimiser keeps them), running statistics, eps, dtype, device and
     train/eval mode are carried over.
 
@@ -109,7 +109,7 @@ def _replace(layer: _BatchNorm, kind: type[OnlineNorm], **settings: Any) -> Onli
         new.running_var.copy_(layer.running_var)
         if layer.num_batches_tracked is not None:
             new.num_samples_tracked.copy_(layer.num_batches_tracked)
-    if isinstance(new, OnlineNormAct2d):
+    if isinstance(new, TimmNormAct2d):
         new.drop, new.act = layer.get_submodule("drop"), layer.get_submodule("act")
     return new.train(layer.training)
 

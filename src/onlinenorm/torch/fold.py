@@ -13,10 +13,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from onlinenorm.torch.compiled import guarded
 from onlinenorm.torch.functional import normalise
-from onlinenorm.torch.layers import OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
-from onlinenorm.torch.portable import accumulate_in
+from onlinenorm.torch import layers
+from onlinenorm.torch.layers import OnlineNorm
+from onlinenorm.torch.portable import accumulate_in, activated
 
-_FOLDABLE = (OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d)
+_FOLDABLE = tuple(vars(layers)[name + dims] for name in ("OnlineNorm", "OnlineNormAct") for dims in ("", "1d", "2d", "3d"))
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _DIMS: dict[type[nn.Module], int] = {  # dimensions of what each puts out, N and C included
     nn.Linear: 2,
@@ -77,24 +78,27 @@ class _Guard(nn.Module):
         self.guard = layer.guard
         self.guard_eps = layer.guard_eps
         self.clamp_value = layer.clamp_value
+        self.act = layer._act
         # Mean 0 and variance 1, for the engine; no buffers, as they are neither saved nor moved nor cast.
         self._neutral = torch.zeros(layer.num_features).double(), torch.ones(layer.num_features).double()
 
     def forward(self, u: Tensor) -> Tensor:
-        """Apply the guard to the output of the convolution or linear layer."""
+        """Apply the guard, and the activation, to the output of the convolution or linear layer."""
         if u.dim() != self.dims:
             raise ValueError(f"this layer was folded for {self.dims}D input (got {u.dim()}D input)")
-        if self.guard is None:
+        if self.guard is None and self.act is None:
             return u
         if self.guard == "layer_scaling" and u.is_cpu and not is_compiling() and not _is_tracing():
             mean, var = self._neutral
-            values = 0.0, 0.0, 0.0, self.guard, self.guard_eps, self.clamp_value
+            values = 0.0, 0.0, 0.0, self.guard, self.guard_eps, self.clamp_value, False, self.act
             return normalise(values, False, u, mean, var, mean, mean, None, None, None)  # faster than plain operations
-        return guarded(u.to(accumulate_in(u)), self.guard, self.guard_eps, self.clamp_value).to(u.dtype)
+        z = guarded(u.to(accumulate_in(u)), self.guard, self.guard_eps, self.clamp_value)
+        return activated(z, self.act).to(u.dtype)
 
     def extra_repr(self) -> str:
         """Say which guard it is."""
-        return f"{self.guard!r}" + (f", clamp_value={self.clamp_value}" if self.guard == "clamp" else "")
+        guard = f"{self.guard!r}" + (f", clamp_value={self.clamp_value}" if self.guard == "clamp" else "")
+        return guard + (f", act={self.act!r}" if self.act else "")
 
 
 class _Tracer(fx.Tracer):

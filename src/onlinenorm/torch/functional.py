@@ -13,7 +13,7 @@ from torch.compiler import is_compiling, is_exporting
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch import checkpointing, compiled, native, portable
 from onlinenorm.torch.checkpointing import Start
-from onlinenorm.torch.settings import Guard, Settings, checked_settings
+from onlinenorm.torch.settings import Act, Guard, Settings, checked_settings
 
 Backend = Literal["auto", "native", "portable"]
 _chosen_backend: Backend = "auto"
@@ -169,6 +169,8 @@ def online_norm(
     guard: Guard = default.GUARD,
     guard_eps: float = default.GUARD_EPS,
     clamp_value: float = default.CLAMP_VALUE,
+    warmup: bool = default.WARMUP,
+    act: Act = None,
     num_samples_tracked: Tensor | None = None,
 ) -> Tensor:
     """Normalise a batch of samples by the streaming statistics, sample by sample, on explicit tensors.
@@ -188,13 +190,17 @@ def online_norm(
         guard: "layer_scaling", "clamp" or None.
         guard_eps: added to the second moment under layer scaling's root.
         clamp_value: where the guard "clamp" clips.
-        num_samples_tracked: int64 scalar that counts samples, or None.
+        warmup: whether sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2) until that reaches alpha_fwd.
+        act: the activation that follows: "relu", "leaky_relu", "silu", "gelu" or None.
+        num_samples_tracked: int64 scalar that counts samples, or None; warmup needs it.
 
     Returns:
         A tensor of x's shape, dtype and memory format.
     """
+    if warmup and training and num_samples_tracked is None:
+        raise ValueError("warmup=True needs num_samples_tracked, an int64 scalar that counts the samples, got None")
     return normalise(
-        (alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value),
+        (alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value, warmup, act),
         training,
         x,
         running_mean,

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from onlinenorm.torch.layers import OnlineNorm1d, OnlineNorm2d, OnlineNorm3d
 
 
-class OnlineNormAct2d(OnlineNorm2d):
+class TimmNormAct2d(OnlineNorm2d):
     """Online Normalization, drop and activation in one layer: what `BatchNormAct2d` is to timm.
 
     `onlinenorm.torch.convert` makes it of timm's layer. A new timm model takes it as `norm_layer`, with the activation
     named once, as timm does not hand its own to layers that it does not know:
 
         def norm_layer(channels, **kwargs):
-            return OnlineNormAct2d(channels, act_layer=nn.SiLU, **kwargs)
+            return TimmNormAct2d(channels, act_layer=nn.SiLU, **kwargs)
 
     Args:
         num_features: channels.

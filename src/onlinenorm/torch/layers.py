@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch.functional import normalise
-from onlinenorm.torch.settings import Guard, checked_settings
+from onlinenorm.torch.settings import Act, Guard, checked_settings
 
 _STATE = ("running_mean", "running_var", "control_y", "control_1")
 
@@ -38,6 +38,8 @@ class OnlineNorm(nn.Module):
         guard: "layer_scaling" (the paper's), "clamp" (clip at +-clamp_value, cheaper for large samples), or None.
         guard_eps: added to the second moment under layer scaling's root.
         clamp_value: where the guard "clamp" clips.
+        warmup: start with short averages: sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2), which counts it as
+            much as each sample before it and as the initial state, until that reaches alpha_fwd.
         device, dtype: of the parameters. The state is float64 whatever happens to the model's dtype.
 
     In `eval()` the statistics are used and stay as they are; the guard still applies. With the attribute
@@ -59,6 +61,8 @@ class OnlineNorm(nn.Module):
     control_1: Tensor
     num_samples_tracked: Tensor
 
+    warmup: bool = default.WARMUP  # of layers pickled before there was a choice
+    _act: Act = None  # what follows the guard, see `OnlineNormAct`
     freeze_statistics = False  # of the class, so that layers pickled by an older version have it; see `freezing`
 
     _dims: tuple[int, ...] = ()  # numbers of input dimensions that are allowed; empty: 2 and more
@@ -73,11 +77,12 @@ class OnlineNorm(nn.Module):
         guard: Guard = default.GUARD,
         guard_eps: float = default.GUARD_EPS,
         clamp_value: float = default.CLAMP_VALUE,
+        warmup: bool = default.WARMUP,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value)
+        checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value, warmup)
         if num_features < 1:
             raise ValueError(f"num_features must be at least 1, got {num_features}")
         self.num_features = num_features
@@ -88,6 +93,7 @@ class OnlineNorm(nn.Module):
         self.guard: Guard = guard
         self.guard_eps = guard_eps
         self.clamp_value = clamp_value
+        self.warmup = warmup
         if affine:
             self.weight = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
             self.bias = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
@@ -120,7 +126,16 @@ class OnlineNorm(nn.Module):
         parameters, state = self._parameters, self._buffers  # a module's own attribute access takes longer
         affine = "weight" in parameters and "bias" in parameters  # not if they are parametrised
         return normalise(
-            (self.alpha_fwd, self.alpha_bwd, self.eps, self.guard, self.guard_eps, self.clamp_value),
+            (
+                self.alpha_fwd,
+                self.alpha_bwd,
+                self.eps,
+                self.guard,
+                self.guard_eps,
+                self.clamp_value,
+                self.warmup,
+                self._act,
+            ),
             self.training and not self.freeze_statistics,
             x,
             state["running_mean"],  # type: ignore[arg-type]
@@ -148,7 +163,7 @@ class OnlineNorm(nn.Module):
             guard += f", clamp_value={self.clamp_value}"
         return (
             f"{self.num_features}, eps={self.eps}, alpha_fwd={self.alpha_fwd}, alpha_bwd={self.alpha_bwd}, "
-            f"affine={self.affine}, {guard}{', freeze_statistics=True' * self.freeze_statistics}"
+            f"affine={self.affine}, {guard}{', warmup=True' * self.warmup}{', freeze_statistics=True' * self.freeze_statistics}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OnlineNorm":
@@ -194,6 +209,41 @@ class OnlineNorm3d(OnlineNorm):
     """Online Normalization of (N, C, D, H, W). See `OnlineNorm` for the arguments."""
 
     _dims = (5,)
+
+
+class OnlineNormAct(OnlineNorm):
+    """Online Normalization and an activation in one step, which is faster, and keeps no more than the first alone.
+
+    Args:
+        num_features, settings: as of `OnlineNorm`.
+        act: "relu", "leaky_relu" (slope 0.01 below 0), "silu", "gelu" (the exact one), or None for no activation.
+    """
+
+    def __init__(self, num_features: int, *settings: Any, act: Act = "relu", **more_settings: Any) -> None:
+        super().__init__(num_features, *settings, **more_settings)
+        checked_settings(act=act)
+        self._act = act
+
+    @property
+    def act(self) -> Act:
+        """The activation."""
+        return self._act
+
+    def extra_repr(self) -> str:
+        """Say what was set."""
+        return f"{super().extra_repr()}, act={self._act!r}"
+
+
+class OnlineNormAct1d(OnlineNormAct, OnlineNorm1d):
+    """Online Normalization and activation of (N, C) or (N, C, L). See `OnlineNormAct` for the arguments."""
+
+
+class OnlineNormAct2d(OnlineNormAct, OnlineNorm2d):
+    """Online Normalization and activation of (N, C, H, W). See `OnlineNormAct` for the arguments."""
+
+
+class OnlineNormAct3d(OnlineNormAct, OnlineNorm3d):
+    """Online Normalization and activation of (N, C, D, H, W). See `OnlineNormAct` for the arguments."""
 
 
 def online_norm_layers(model: nn.Module) -> dict[OnlineNorm, str]:

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from onlinenorm import _native
-from onlinenorm.torch.settings import GUARDS, Settings
+from onlinenorm.torch.settings import ACTS, GUARDS, Settings
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _GUARD_CODES = {None: 0, "layer_scaling": 1, "clamp": 2}  # as in onlinenorm.h
+_ACT_CODES = {None: 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4}
 assert set(GUARDS) == set(_GUARD_CODES)
+assert set(ACTS) == set(_ACT_CODES)
 
 if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
     raise ImportError(f"onlinenorm needs PyTorch 2.10 or later, this is {torch.__version__}: pip install -U torch")
@@ -19,7 +21,8 @@ if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
 @lru_cache(maxsize=1024)
 def _engine(settings: Settings) -> _native.Layer:
     s = settings
-    return _native.Layer(Tensor, s.alpha_fwd, s.alpha_bwd, s.eps, _GUARD_CODES[s.guard], s.guard_eps, s.clamp_value)
+    guard, act = _GUARD_CODES[s.guard], _ACT_CODES[s.act]
+    return _native.Layer(Tensor, s.alpha_fwd, s.alpha_bwd, s.eps, guard, s.guard_eps, s.clamp_value, s.warmup, act)
 
 
 def fits(

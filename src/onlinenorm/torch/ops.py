@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from onlinenorm.torch import checkpointing, native, portable
-from onlinenorm.torch.settings import Guard, Settings, checked_settings
+from onlinenorm.torch.settings import Act, Guard, Settings, checked_settings
 
-_TYPES: dict[Any, str] = {bool: "bool", int: "int", float: "float", Guard: "str?"}
+_TYPES: dict[Any, str] = {bool: "bool", int: "int", float: "float", Guard: "str?", Act: "str?"}
 _SETTINGS = ", ".join(f"{_TYPES[field.type]} {field.name}" for field in fields(Settings))
 _LANES = 16  # the engine keeps moments in rows of a multiple of this many channels
 
@@ -70,11 +70,12 @@ def _fake_forward(
     if not keep:
         return z, x.new_empty(0)
     if not use_native:
-        return z, running_mean.new_empty((2 + 2 * samples, channels))
+        return z, running_mean.new_empty((3 + 2 * samples, channels))
     # what onlinenorm_replay_bytes says, for sizes that may be symbols
-    moment = 8 if x.dtype == torch.float64 else 4
-    bytes_of_channel = 2 * 8 + (0 if prod(x.shape[2:]) == 1 else 2 * moment * samples)
-    return z, x.new_empty((channels + _LANES - 1) // _LANES * _LANES * bytes_of_channel, dtype=torch.uint8)
+    moments = 2 * (8 if x.dtype == torch.float64 else 4)
+    kept = moments * 20 <= prod(x.shape[2:]) * x.element_size()
+    bytes_of_channel = 2 * 8 + (moments * samples if kept else 0)
+    return z, x.new_empty((channels + _LANES - 1) // _LANES * _LANES * bytes_of_channel + 8, dtype=torch.uint8)
 
 
 def _backward(
@@ -152,14 +153,14 @@ def _start(
 
 
 def _pack(replay: portable.Replay) -> Tensor:
-    """The state before the batch, then the moments, in one tensor: (2 + 2N, C)."""
-    mean, var, m, v = replay
-    return torch.cat([mean[None], var[None], m.to(mean.dtype), v.to(mean.dtype)])
+    """The state before the batch, then the moments, in one tensor: (3 + 2N, C)."""
+    mean, var, count, m, v = replay
+    return torch.cat([mean[None], var[None], count.to(mean.dtype).expand_as(mean)[None], m.to(mean.dtype), v.to(mean.dtype)])
 
 
 def _unpack(replay: Tensor) -> portable.Replay:
-    mean, var = replay[:2]
-    return portable.Replay(mean, var, *replay[2:].chunk(2))
+    mean, var, count = replay[:3]
+    return portable.Replay(mean, var, count[0], *replay[3:].chunk(2))
 
 
 _library.impl("forward", _forward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

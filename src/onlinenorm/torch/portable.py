@@ -5,12 +5,14 @@ streams before it, inv = 1/sqrt(s2 + eps), yhat = (x - mu) inv, zeta the layer s
 of operations on C numbers; everything else is on whole batches.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from onlinenorm.torch.settings import Settings
+from onlinenorm.torch.settings import LEAKY_SLOPE, Act, Settings
 
 
 class Streams(NamedTuple):
@@ -27,6 +29,7 @@ class Replay(NamedTuple):
 
     mean: Tensor
     var: Tensor
+    num_samples: Tensor
     m: Tensor
     v: Tensor
 
@@ -52,8 +55,17 @@ def grad_moments(grad: Tensor, yhat: Tensor) -> tuple[Tensor, Tensor]:
 # ---- scan
 
 
+def decays(settings: Settings, samples: int, num_samples: Tensor) -> Sequence[float | Tensor]:
+    """The decay that each sample averages with, num_samples others having gone before."""
+    if not settings.warmup:
+        return [settings.alpha_fwd] * samples
+    wide = torch.float32 if num_samples.device.type == "mps" else torch.float64
+    t = num_samples.to(wide) + torch.arange(samples, dtype=wide, device=num_samples.device)
+    return (1 - 1 / (t + 2)).clamp(max=settings.alpha_fwd).unbind()
+
+
 def scan_statistics(
-    m: Tensor, v: Tensor, mean: Tensor, var: Tensor, alpha: float, training: bool
+    m: Tensor, v: Tensor, mean: Tensor, var: Tensor, alphas: Sequence[float | Tensor], training: bool
 ) -> tuple[Streams, Tensor, Tensor]:
     """Run eqs. 8b and 8c over the samples: the streams before each of them, and after the last."""
     m, v = m.to(mean.dtype), v.to(mean.dtype)
@@ -61,7 +73,7 @@ def scan_statistics(
         return Streams(mean.expand_as(m), var.expand_as(m), m, v), mean, var
     finite = m.isfinite() & v.isfinite()
     before = []
-    for m_t, v_t, ok in zip(m, v, finite, strict=True):
+    for m_t, v_t, ok, alpha in zip(m, v, finite, alphas, strict=True):
         before.append((mean, var))
         d = m_t - mean
         var = torch.where(ok, alpha * var + (1 - alpha) * v_t + alpha * (1 - alpha) * d * d, var)
@@ -104,6 +116,33 @@ def normalise(x: Tensor, streams: Streams, inv: Tensor) -> Tensor:
     shift = streams.mu.to(x.dtype)
     rest = ((streams.mu - shift.to(inv.dtype)) * inv).to(x.dtype)
     return (x - shift[:, :, None]) * inv.to(x.dtype)[:, :, None] - rest[:, :, None]
+
+
+def activated(r: Tensor, act: Act) -> Tensor:
+    """Apply the activation."""
+    match act:
+        case "relu":
+            return r.relu()
+        case "leaky_relu":
+            return F.leaky_relu(r, LEAKY_SLOPE)
+        case "silu":
+            return F.silu(r)
+        case "gelu":
+            return F.gelu(r)
+    return r
+
+
+def slope_of_activation(r: Tensor, act: Act) -> Tensor | float:
+    """The activation's derivative at r."""
+    match act:
+        case "relu" | "leaky_relu":
+            return torch.where(r <= 0, LEAKY_SLOPE if act == "leaky_relu" else 0.0, 1.0)
+        case "silu":
+            s = r.sigmoid()
+            return s * (1 + r * (1 - s))
+        case "gelu":
+            return torch.special.ndtr(r) + r * (-0.5 * r * r).exp() * (2 * torch.pi) ** -0.5
+    return 1.0
 
 
 # ---- both passes
@@ -152,8 +191,10 @@ def forward(
     planes = x.to(accumulate_in(x)).flatten(2) if x.dim() > 2 else x.to(accumulate_in(x))[:, :, None]
     gamma, beta = _parameters(weight, bias, running_mean)
     m, v = moments(planes)
-    streams, mean, var = scan_statistics(m, v, running_mean, running_var, settings.alpha_fwd, training)
-    replay = Replay(running_mean.clone(), running_var.clone(), m, v) if keep else ()
+    count = torch.zeros((), dtype=torch.int64, device=x.device) if num_samples_tracked is None else num_samples_tracked
+    alphas = decays(settings, x.shape[0], count)
+    streams, mean, var = scan_statistics(m, v, running_mean, running_var, alphas, training)
+    replay = Replay(running_mean.clone(), running_var.clone(), count.clone(), m, v) if keep else ()
 
     inv = _inverse_root(streams.s2 + settings.eps)
     u = normalise(planes, streams, inv)
@@ -163,7 +204,7 @@ def forward(
         u = u * _inverse_zeta(y1, y2, gamma, beta, settings).to(u.dtype)[:, :, None]
     elif settings.guard == "clamp":
         u = u.clamp(-settings.clamp_value, settings.clamp_value)
-    z = torch.empty_like(x).copy_(u.view(x.shape))
+    z = torch.empty_like(x).copy_(activated(u, settings.act).view(x.shape))
 
     if training:
         running_mean.copy_(mean)
@@ -189,15 +230,17 @@ def backward(
     shape = (*x.shape[:2], x.shape[2:].numel())
     planes, grad = (t.to(accumulate_in(x)).reshape(shape) for t in (x, grad_z))
     gamma, beta = _parameters(weight, bias, control_y)
-    mean, var, m, v = replay
-    streams, _, _ = scan_statistics(m, v, mean, var, settings.alpha_fwd, training)
+    mean, var, count, m, v = replay
+    streams, _, _ = scan_statistics(m, v, mean, var, decays(settings, x.shape[0], count), training)
     inv = _inverse_root(streams.s2 + settings.eps)
     yhat = normalise(planes, streams, inv)
     y1, y2 = _means_of_yhat(streams, inv)
     inv_zeta = _inverse_zeta(y1, y2, gamma, beta, settings)
-    if settings.guard == "clamp":
-        u = yhat * gamma.to(yhat.dtype)[:, None] + beta.to(yhat.dtype)[:, None]
-        grad = torch.where(u.abs() > settings.clamp_value, 0, grad)
+    if settings.guard == "clamp" or settings.act is not None:
+        r = (yhat * gamma.to(yhat.dtype)[:, None] + beta.to(yhat.dtype)[:, None]) * inv_zeta.to(yhat.dtype)[:, :, None]
+        grad = grad * slope_of_activation(r, settings.act)
+        if settings.guard == "clamp":
+            grad = torch.where(r.abs() > settings.clamp_value, 0, grad)
 
     s1, s2 = (mean.to(inv.dtype) for mean in grad_moments(grad, yhat))
     common = torch.zeros_like(inv_zeta)  # eq. 10: what all channels subtract

@@ -8,6 +8,9 @@ from onlinenorm import hyperparameters as default
 
 Guard = Literal["layer_scaling", "clamp"] | None
 GUARDS: tuple[Guard, ...] = ("layer_scaling", "clamp", None)
+Act = Literal["relu", "leaky_relu", "silu", "gelu"] | None
+ACTS: tuple[Act, ...] = (None, "relu", "leaky_relu", "silu", "gelu")
+LEAKY_SLOPE = 0.01  # of "leaky_relu" below 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +26,8 @@ class Settings:
     guard: Guard = default.GUARD
     guard_eps: float = default.GUARD_EPS
     clamp_value: float = default.CLAMP_VALUE
+    warmup: bool = default.WARMUP
+    act: Act = None
 
     def __post_init__(self) -> None:
         for name in ("alpha_fwd", "alpha_bwd"):
@@ -35,9 +40,10 @@ class Settings:
                 raise ValueError(f"{name} must be finite and not negative, got {value}")
         if not 0 < self.clamp_value < float("inf"):
             raise ValueError(f"clamp_value must be finite and positive, got {self.clamp_value}")
-        if self.guard not in GUARDS:
-            allowed = ", ".join(map(repr, GUARDS))
-            raise ValueError(f"guard must be one of {allowed}, got {self.guard!r}")
+        for name, allowed in (("guard", GUARDS), ("act", ACTS), ("warmup", (False, True))):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 checked_settings = lru_cache(maxsize=1024)(Settings)
