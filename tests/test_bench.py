@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from typer.testing import CliRunner, Result
 
 from onlinenorm.bench import allocator, measure, peers, run, steps
@@ -104,6 +105,21 @@ def test_training_steps(tmp_path: Path) -> None:
     assert [goal["title"] for goal in report["goals"]] == ["÷ BatchNorm, mlp, batch 32", "÷ BatchNorm, rnn, batch 20"]
 
 
+def test_compiled_training_steps(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    counters.clear()
+    file = tmp_path / "bench.json"
+    options = ("--step", "mlp", "--compile", "--peers", "batch", "--rounds", 1, "--allocator", "default")
+    result = bench(*options, "--json", file)
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    assert [(r["name"], list(r["peers"])) for r in report["results"]] == [
+        ("mlp, batch 32, compiled", ["online", "batch"])
+    ]
+    assert [goal["title"] for goal in report["goals"]] == ["÷ BatchNorm, mlp, batch 32, compiled"]
+    assert counters["stats"]["unique_graphs"] == 2, "one graph of each peer"
+
+
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     race, done = run.race, []
 
@@ -134,6 +150,7 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Mon
         (["--step", "vgg"], ["--step", "'vgg'", "resnet20", "unet", "mlp"]),
         (["--step", "mlp", "--peers", "floor"], ["'floor'", *steps.STEP_PEERS]),
         (["--step", "mlp", "--shapes", "4x20"], ["--shapes", "--step"]),
+        (["--compile"], ["--compile", "--step resnet20"]),
         (["--shapes", "4x20", "--modes", "float32-cl"], ["--modes", "float32"]),
         (["--allocator", "jemalloc"], ["both", "mapped", "default"]),
         (["--rounds", "0"], ["--rounds"]),

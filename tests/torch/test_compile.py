@@ -2,7 +2,6 @@
 
 import copy
 import re
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -433,33 +432,33 @@ def test_checkpointing_around_a_graph():
 # the operators
 
 
+FLOAT, DOUBLE, BFLOAT = torch.float32, torch.float64, torch.bfloat16
+
+
 @pytest.mark.parametrize("use_native", [True, False])
 @pytest.mark.parametrize("parameters", ["weight bias", "weight", ""])
 @pytest.mark.parametrize(
-    ("shape", "layout"),
+    ("shape", "layout", "dtype", "guard"),
     [
-        ((4, 3), nullcontext),
-        ((4, 17, 5), nullcontext),
-        ((2, 16, 3, 4), nullcontext),
-        ((2, 16, 3, 4), channels_last),
-        ((2, 3, 1, 1), nullcontext),
-        ((2, 33, 2, 2, 2), channels_last),
-        ((2, 4, 6, 6), lambda x: x[..., ::2]),
+        ((4, 3), torch.clone, FLOAT, "layer_scaling"),
+        ((4, 17, 5), torch.clone, DOUBLE, "layer_scaling"),
+        ((2, 16, 3, 4), torch.clone, BFLOAT, "clamp"),
+        ((2, 16, 3, 4), channels_last, FLOAT, "layer_scaling"),
+        ((2, 3, 1, 1), torch.clone, FLOAT, None),
+        ((2, 33, 2, 2, 2), channels_last, DOUBLE, None),
+        ((2, 4, 6, 6), lambda x: x[..., ::2], FLOAT, "clamp"),
     ],
 )
-def test_the_operators_pass_opcheck(shape, layout, parameters, use_native):
-    for dtype, guard in [(torch.float32, "layer_scaling"), (torch.bfloat16, "clamp"), (torch.float64, None)]:
-        layer, _ = layer_and_reference(shape[1], guard=guard)
-        values = 0.9, 0.8, 1e-5, guard, 1e-5, 1.5
-        weight = layer.weight.detach() if "weight" in parameters else None
-        bias = layer.bias.detach() if "bias" in parameters else None
-        x, grad = (
-            (lambda t: t if layout is nullcontext else layout(t))(torch.randn(shape).to(dtype)) for _ in range(2)
-        )
-        state = layer.running_mean, layer.running_var, layer.num_samples_tracked
-        for keep in (True, False):
-            opcheck(ops.forward, (x, weight, bias, *state, use_native, keep, *values))
-        _, replay = ops.forward(x, weight, bias, *state, use_native, True, *values)
-        for needs in ((True, weight is not None, bias is not None), (False, weight is not None, False)):
-            control = layer.control_y, layer.control_1
-            opcheck(ops.backward, (x, grad, weight, bias, *control, replay, use_native, *needs, *values))
+def test_the_operators_pass_opcheck(shape, layout, dtype, guard, parameters, use_native):
+    layer, _ = layer_and_reference(shape[1], guard=guard)
+    values = 0.9, 0.8, 1e-5, guard, 1e-5, 1.5
+    weight = layer.weight.detach() if "weight" in parameters else None
+    bias = layer.bias.detach() if "bias" in parameters else None
+    x, grad = (layout(torch.randn(shape).to(dtype)) for _ in range(2))
+    state = layer.running_mean, layer.running_var, layer.num_samples_tracked
+    for keep in (True, False):
+        opcheck(ops.forward, (x, weight, bias, *state, use_native, keep, *values))
+    _, replay = ops.forward(x, weight, bias, *state, use_native, True, *values)
+    for needs in ((True, weight is not None, bias is not None), (False, weight is not None, False)):
+        control = layer.control_y, layer.control_1
+        opcheck(ops.backward, (x, grad, weight, bias, *control, replay, use_native, *needs, *values))

@@ -48,6 +48,9 @@ def bench(
             help="Time whole training steps instead of single layers: resnet20, unet (3D), mlp, rnn, or all.",
         ),
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="With --step: every peer's network runs by torch.compile.")
+    ] = False,
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -86,6 +89,8 @@ def bench(
 
     if step is not None and shapes is not None:
         _refuse("--shapes", "--step times networks, which bring their own shapes; leave one of the two out")
+    if compiled and step is None:
+        _refuse("--compile", "it compiles networks: name some by --step, as in --step resnet20 --compile")
     if json is not None and not json.parent.is_dir():
         _refuse("--json", f"there is no folder {json.parent}")
     if allocator is not Allocator.default and not can_keep_mapped():
@@ -103,7 +108,7 @@ def bench(
     names = _names("--peers", f"online,{peers}", PEERS if step is None else steps.STEP_PEERS)
     field: list[run.Case] = []
     if step is not None:
-        field += steps.step_cases(_names("--step", step, tuple(networks.NETWORKS)), wanted_modes, quick)
+        field += steps.step_cases(_names("--step", step, tuple(networks.NETWORKS)), wanted_modes, quick, compiled)
     else:
         field += cases.layer_cases(_shapes(shapes or ("quick" if quick else "all")), wanted_modes)
     if not field:
@@ -112,7 +117,12 @@ def bench(
     rounds = rounds or (5 if quick else 15)
     threads = threads or torch.get_num_threads()
     again = ["--modes", modes, "--rounds", str(rounds), "--threads", str(threads)]
-    again += [*(["--shapes", shapes] if shapes else []), *(["--step", step] if step else []), *["--quick"] * quick]
+    again += [
+        *(["--shapes", shapes] if shapes else []),
+        *(["--step", step] if step else []),
+        *["--quick"] * quick,
+        *["--compile"] * compiled,
+    ]
     settings = run.Settings(field, names, rounds, threads, allocator.value, memory, json, again)
     if not run.run(settings):
         typer.echo("Interrupted: reported is what was done by then.", err=True)

@@ -23,21 +23,28 @@ class StepCase:
     network: str
     batch: int
     mode: Mode
+    compiled: bool = False
 
     @property
     def name(self) -> str:
-        """As in: resnet20, batch 8."""
-        return f"{self.network}, batch {self.batch}"
+        """As in: resnet20, batch 8, compiled."""
+        return f"{self.network}, batch {self.batch}{', compiled' * self.compiled}"
 
 
 class Step:
-    """Training steps with one normaliser. The optimizer's part counts as backward, the loss as forward."""
+    """Training steps with one normaliser. The optimizer's part counts as backward, the loss as forward.
+
+    With `compiled` the network runs by torch.compile, which works when it is first called: before anything is timed.
+    """
 
     every = 1
 
-    def __init__(self, name: str, network: nn.Module, x: Tensor, target: Tensor, mode: Mode) -> None:
+    def __init__(
+        self, name: str, network: nn.Module, x: Tensor, target: Tensor, mode: Mode, compiled: bool = False
+    ) -> None:
         self.name = name
         self.network = network
+        self.call = torch.compile(network, fullgraph=True, dynamic=False) if compiled else network
         self.x = x
         self.target = target
         self.autocast = mode.dtype == "bfloat16"
@@ -50,7 +57,7 @@ class Step:
             start = perf_counter()
             self.optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
-                loss = F.cross_entropy(self.network(self.x), self.target)
+                loss = F.cross_entropy(self.call(self.x), self.target)
             middle = perf_counter()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -61,10 +68,10 @@ class Step:
         return Times(forward / passes, backward / passes)
 
 
-def step_cases(networks: list[str], modes: list[Mode], quick: bool) -> list[StepCase]:
+def step_cases(networks: list[str], modes: list[Mode], quick: bool, compiled: bool = False) -> list[StepCase]:
     """Every network at its batch sizes (`quick`: small ones) in its modes."""
     return [
-        StepCase(network, batch, mode)
+        StepCase(network, batch, mode, compiled)
         for network in networks
         for mode in modes
         if mode.name in NETWORKS[network].modes
@@ -76,6 +83,8 @@ def step_cases(networks: list[str], modes: list[Mode], quick: bool) -> list[Step
 def step_contestants(case: StepCase, names: list[str]) -> list[Contestant]:
     """Those of the named normalisers that fit the network, from the same initial weights, on the same batch."""
     spec = NETWORKS[case.network]
+    if case.compiled:
+        torch.compiler.reset()  # it keeps a few variants of each function, and would give up over more cases than that
     torch.manual_seed(0)
     x, classes = torch.randn(case.batch, *spec.input), torch.randint(2, (case.batch, *spec.target))
     format_ = layout(case.mode, spec.dims)
@@ -87,7 +96,7 @@ def step_contestants(case: StepCase, names: list[str]) -> list[Contestant]:
         except LookupError:
             continue
         network = network.to(memory_format=format_)  # type: ignore[call-overload]
-        found.append(Step(name, network, x.contiguous(memory_format=format_), classes, case.mode))
+        found.append(Step(name, network, x.contiguous(memory_format=format_), classes, case.mode, case.compiled))
     return found
 
 

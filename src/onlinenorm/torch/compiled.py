@@ -81,14 +81,15 @@ def infer(
 ) -> Tensor:
     """Normalise x by the statistics as they are, in plain operations."""
     wide = portable.accumulate_in(x)
-    scale = (running_var + settings.eps).rsqrt()
+    channels = (-1, *[1] * (x.dim() - 2))
+    scale = (running_var + settings.eps).to(wide).rsqrt()
     if weight is not None:
-        scale = scale * weight
+        scale = scale * weight.to(wide)
     shift = running_mean.to(wide)
-    offset = (shift - running_mean) * scale  # the mean's rounding, made good
+    offset = (shift - running_mean).to(wide) * scale  # the mean's rounding, made good
     if bias is not None:
-        offset = offset + bias
-    shift, scale, offset = (t.to(wide).view(-1, *[1] * (x.dim() - 2)) for t in (shift, scale, offset))
+        offset = offset + bias.to(wide)
+    shift, scale, offset = (t.view(channels) for t in (shift, scale, offset))
     u = (x.to(wide) - shift) * scale + offset
     z = guarded(u, settings.guard, settings.guard_eps, settings.clamp_value)
     return portable.activated(z, settings.act).to(x.dtype)

@@ -107,5 +107,6 @@ def backward(
 
 def dense(x: Tensor) -> Tensor:
     """Return x itself if its scalars lie together, channels second or last, else a contiguous copy."""
-    channels_last = x.dim() > 2 and x.movedim(1, -1).is_contiguous()
-    return x if x.is_contiguous() or channels_last else x.contiguous()
+    if x.is_contiguous() or (x.dim() > 2 and x.movedim(1, -1).is_contiguous()):
+        return x
+    return x.contiguous()
