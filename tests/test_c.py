@@ -214,7 +214,8 @@ def test_the_page_s_program(compile_c, tmp_path):
 class Layer(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("samples", "channels", "elements")),
-        *((name, ctypes.c_int32) for name in ("layout", "dtype", "param_dtype", "guard", "training", "threads")),
+        *((name, ctypes.c_int32) for name in ("layout", "dtype", "param_dtype", "guard", "training")),
+        *((name, ctypes.c_int32) for name in ("warmup", "activation", "threads")),
         *((name, ctypes.c_double) for name in ("alpha_fwd", "alpha_bwd", "eps", "guard_eps", "clamp_value")),
     ]
 
@@ -355,7 +356,16 @@ def test_the_paper_s_settings(library):
     settings = {name: getattr(layer, name) for name, _ in Layer._fields_}
     assert settings == {
         **{"samples": 1, "channels": 7, "elements": 3, "layout": NCD, "dtype": FLOAT32, "param_dtype": FLOAT32},
-        **{"guard": 1, "training": 1, "threads": 1, "alpha_fwd": 0.999, "alpha_bwd": 0.99, "eps": 1e-5},
+        **{
+            "guard": 1,
+            "training": 1,
+            "warmup": 0,
+            "activation": 0,
+            "threads": 1,
+            "alpha_fwd": 0.999,
+            "alpha_bwd": 0.99,
+            "eps": 1e-5,
+        },
         **{"guard_eps": 1e-5, "clamp_value": 5.0},
     }
 
@@ -504,6 +514,7 @@ BAD_FIELDS = [
     *[("param_dtype", FLOAT64), ("param_dtype", -1), ("param_dtype", 4)],  # beside float32 tensors
     *[(alpha, value) for alpha in ("alpha_fwd", "alpha_bwd") for value in (1.0, 1.5, -0.1, NAN)],
     *[(eps, value) for eps in ("eps", "guard_eps") for value in (-1e-5, NAN, math.inf)],
+    *[("activation", value) for value in (-1, 5)],
     *[("clamp_value", value) for value in (0.0, -1.0, NAN, math.inf)],
 ]
 
@@ -575,6 +586,45 @@ def test_missing_streams(library, name):
         forward=[] if statistics else None,
         backward=None if statistics else [],
     )
+
+
+@pytest.mark.parametrize("elements", [1, 5])
+def test_warming_up(library, elements):
+    layer = Subject(library, 3, FLOAT64, warmup=1, alpha_fwd=0.9)
+    reference = Reference(3, alpha_fwd=0.9, alpha_bwd=0.99, affine=False, warmup=True)
+    for seed in range(3):
+        x, grad_z = random_pair((5, 3, elements), seed, FLOAT64)
+        assert_close("z", layer.forward(x + 20), reference.forward(x + 20), 1e-12)
+        assert_close("grad_x", layer.backward(grad_z)["grad_x"], reference.backward(grad_z), 1e-11)
+    refused(
+        library,
+        lambda layer: setattr(layer, "warmup", 1),
+        lambda state: setattr(state, "num_samples", None),
+        backward=None,
+    )
+
+
+@pytest.mark.parametrize("elements", [1, 5])
+@pytest.mark.parametrize("activation", [1, 2, 3, 4])
+def test_activations(library, elements, activation):
+    """The layer behind which a caller would compute the activation and its derivative."""
+    plain = random_layer(library, 3, 0, dtype=FLOAT64, param_dtype=FLOAT64)
+    fused = random_layer(library, 3, 0, dtype=FLOAT64, param_dtype=FLOAT64, activation=activation)
+    value, slope = {
+        1: (lambda r: np.maximum(r, 0), lambda r: np.where(r > 0, 1, 0)),
+        2: (lambda r: np.where(r > 0, r, 0.01 * r), lambda r: np.where(r > 0, 1, 0.01)),
+        3: (lambda r: r / (1 + np.exp(-r)), lambda r: (1 + np.exp(-r) * (1 + r)) / (1 + np.exp(-r)) ** 2),
+        4: (lambda r: r * normal(r), lambda r: normal(r) + r * np.exp(-r * r / 2) / math.sqrt(2 * math.pi)),
+    }[activation]
+    x, grad_z = random_pair((4, 3, elements), 1, FLOAT64)
+    r = plain.forward(x)
+    assert_close("z", fused.forward(x), value(r), 1e-12)
+    expected, got = plain.backward(grad_z * slope(r)), fused.backward(grad_z)
+    for name in expected:
+        assert_close(name, got[name], expected[name], 1e-11)
+
+
+normal = np.vectorize(lambda r: 0.5 * math.erfc(-r / math.sqrt(2)), otypes=[float])
 
 
 # ---- the neuron

@@ -51,8 +51,8 @@ class OnlineNorm:
         guard: "layer_scaling", the paper's; "clamp", which clips to ±clamp_value; or None.
         guard_eps: added to layer scaling's mean of squares.
         clamp_value: the bound of the guard "clamp".
-        warmup: whether sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2) until that reaches alpha_fwd. This is not in
-            the paper: its streams start at mean 0 and variance 1 and have to forget that.
+        warmup: whether sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2) until that reaches alpha_fwd. This is
+            not in the paper: its streams start at mean 0 and variance 1 and have to forget that.
 
     The state is eight float64 arrays of shape (C,): `weight`, `bias`, `running_mean`, `running_var`,
     `control_y` and `control_1` (the paper's ε^(y) and ε^(1)), `weight_grad` and `bias_grad`. The gradients

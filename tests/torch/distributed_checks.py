@@ -8,6 +8,7 @@ A check that passes on process R leaves FOLDER/name.R; the first that fails ends
 import copy
 import os
 import sys
+import time
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -633,6 +634,7 @@ def main(folder):
         dist.barrier()
         Path(folder, f"{name}.{rank()}").touch()
     dist.destroy_process_group()
+    time.sleep(1)  # see LINGER in test_distributed.py
 
 
 if __name__ == "__main__":

@@ -79,7 +79,9 @@ def test_it_is_the_layer_followed_by_the_activation(shape, guard, act, dtype, la
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_function_and_its_slope_everywhere(act, dtype):
     """Over the whole range of inputs, huge ones included, through a layer that lets its input pass."""
-    r = torch.cat([torch.linspace(-12, 12, 4801), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 90, -90, 1e4, -1e4, 1e30, -1e30])])
+    r = torch.cat(
+        [torch.linspace(-12, 12, 4801), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 90, -90, 1e4, -1e4, 1e30, -1e30])]
+    )
     r = r.to(dtype)[None, None]
     layer = OnlineNormAct1d(1, eps=0.0, guard=None, act=act, affine=False).eval()
     ours, theirs = r.clone().requires_grad_(), r.clone().requires_grad_()
@@ -139,7 +141,11 @@ def test_the_gradient_in_eval_is_the_derivative():
 
 
 def test_each_kind_checks_its_dimensions_and_shows_its_activation():
-    for kind, shape in ((OnlineNormAct1d, (2, 4, 5)), (OnlineNormAct2d, (2, 4, 5, 6)), (OnlineNormAct3d, (2, 4, 5, 6, 3))):
+    for kind, shape in (
+        (OnlineNormAct1d, (2, 4, 5)),
+        (OnlineNormAct2d, (2, 4, 5, 6)),
+        (OnlineNormAct3d, (2, 4, 5, 6, 3)),
+    ):
         layer = kind(4)
         assert layer.act == "relu"
         assert repr(layer).endswith("act='relu')")

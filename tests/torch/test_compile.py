@@ -438,20 +438,20 @@ FLOAT, DOUBLE, BFLOAT = torch.float32, torch.float64, torch.bfloat16
 @pytest.mark.parametrize("use_native", [True, False])
 @pytest.mark.parametrize("parameters", ["weight bias", "weight", ""])
 @pytest.mark.parametrize(
-    ("shape", "layout", "dtype", "guard"),
+    ("shape", "layout", "dtype", "guard", "warmup", "act"),
     [
-        ((4, 3), torch.clone, FLOAT, "layer_scaling"),
-        ((4, 17, 5), torch.clone, DOUBLE, "layer_scaling"),
-        ((2, 16, 3, 4), torch.clone, BFLOAT, "clamp"),
-        ((2, 16, 3, 4), channels_last, FLOAT, "layer_scaling"),
-        ((2, 3, 1, 1), torch.clone, FLOAT, None),
-        ((2, 33, 2, 2, 2), channels_last, DOUBLE, None),
-        ((2, 4, 6, 6), lambda x: x[..., ::2], FLOAT, "clamp"),
+        ((4, 3), torch.clone, FLOAT, "layer_scaling", True, "relu"),
+        ((4, 17, 5), torch.clone, DOUBLE, "layer_scaling", False, None),
+        ((2, 16, 3, 4), torch.clone, BFLOAT, "clamp", False, None),
+        ((2, 16, 7, 7), channels_last, FLOAT, "layer_scaling", True, "silu"),
+        ((2, 3, 1, 1), torch.clone, FLOAT, None, False, "gelu"),
+        ((2, 33, 2, 2, 2), channels_last, DOUBLE, None, True, None),
+        ((2, 4, 6, 6), lambda x: x[..., ::2], FLOAT, "clamp", False, "leaky_relu"),
     ],
 )
-def test_the_operators_pass_opcheck(shape, layout, dtype, guard, parameters, use_native):
+def test_the_operators_pass_opcheck(shape, layout, dtype, guard, warmup, act, parameters, use_native):
     layer, _ = layer_and_reference(shape[1], guard=guard)
-    values = 0.9, 0.8, 1e-5, guard, 1e-5, 1.5
+    values = 0.9, 0.8, 1e-5, guard, 1e-5, 1.5, warmup, act
     weight = layer.weight.detach() if "weight" in parameters else None
     bias = layer.bias.detach() if "bias" in parameters else None
     x, grad = (layout(torch.randn(shape).to(dtype)) for _ in range(2))

@@ -64,7 +64,7 @@ class Diagnosis:
         self._layers = layers
         self._open = True
         self._seen: dict[OnlineNorm, dict[str, Sums]] = {layer: {} for layer in layers.values()}
-        self._calls: dict[OnlineNorm, tuple[Tensor, Tensor, Tensor]] = {}
+        self._calls: dict[OnlineNorm, tuple[Tensor, ...]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of a model that is being watched (deepcopy, pickle) is not watched."""
@@ -80,14 +80,15 @@ class Diagnosis:
             return None  # the layer will say so
         # The gradient with respect to x itself may have other sources; that of a view for this layer alone has not.
         x = x.view_as(x)
-        self._calls[layer] = x, layer.running_mean.clone(), layer.running_var.clone()
+        state = layer.running_mean, layer.running_var, layer.num_samples_tracked
+        self._calls[layer] = x, *(t.clone() for t in state)
         return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "x": x})
 
     @torch.no_grad()
     def _after_call(self, layer: OnlineNorm, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or layer not in self._calls:
             return
-        x, mean, var = self._calls.pop(layer)
+        x, *state = self._calls.pop(layer)
         if x.numel() == 0 or not x.is_set_to(
             args[0] if args else kwargs["x"]
         ):  # another hook has put in something else
@@ -98,7 +99,7 @@ class Diagnosis:
             with torch.inference_mode(False):  # or a sum that begins inside could not be continued outside
                 modes[mode] = Sums(layer)
         sums = modes[mode]
-        call = Call(layer, training, x.detach(), mean, var)
+        call = Call(layer, training, x.detach(), *state)
         # Activation checkpointing repeats a forward inside the backward.
         if torch._C._current_graph_task_id() == -1:
             sums.add_forward(call)

@@ -163,7 +163,8 @@ class OnlineNorm(nn.Module):
             guard += f", clamp_value={self.clamp_value}"
         return (
             f"{self.num_features}, eps={self.eps}, alpha_fwd={self.alpha_fwd}, alpha_bwd={self.alpha_bwd}, "
-            f"affine={self.affine}, {guard}{', warmup=True' * self.warmup}{', freeze_statistics=True' * self.freeze_statistics}"
+            f"affine={self.affine}, {guard}"
+            f"{', warmup=True' * self.warmup}{', freeze_statistics=True' * self.freeze_statistics}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OnlineNorm":

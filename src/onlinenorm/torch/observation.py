@@ -17,14 +17,15 @@ _BLOCK = 1 << 18  # scalars looked at together: copies of 2 MiB stay in the cach
 class Call:
     """One call of a layer: its input, and the streams as each sample found them."""
 
-    def __init__(self, layer: OnlineNorm, training: bool, x: Tensor, mean: Tensor, var: Tensor) -> None:
+    def __init__(self, layer: OnlineNorm, training: bool, x: Tensor, mean: Tensor, var: Tensor, count: Tensor) -> None:
         self.layer = layer
         self.training = training
         self.planes = x.flatten(2) if x.dim() > 2 else x[:, :, None]
         self.m, self.v = (torch.empty(self.planes.shape[:2], dtype=mean.dtype, device=x.device) for _ in "mv")
         for block in _blocks(self.planes):
             self.m[block], self.v[block] = portable.moments(self.planes[block].to(mean.dtype))
-        self.streams, _, _ = portable.scan_statistics(self.m, self.v, mean, var, layer.alpha_fwd, self.training)
+        alphas = portable.decays(layer.alpha_fwd, layer.warmup, len(x), count)
+        self.streams, _, _ = portable.scan_statistics(self.m, self.v, mean, var, alphas, self.training)
         self.inv = (self.streams.s2 + layer.eps).rsqrt()
 
     def yhat(self, block: tuple[slice, slice]) -> Tensor:

@@ -155,7 +155,9 @@ def _start(
 def _pack(replay: portable.Replay) -> Tensor:
     """The state before the batch, then the moments, in one tensor: (3 + 2N, C)."""
     mean, var, count, m, v = replay
-    return torch.cat([mean[None], var[None], count.to(mean.dtype).expand_as(mean)[None], m.to(mean.dtype), v.to(mean.dtype)])
+    return torch.cat(
+        [mean[None], var[None], count.to(mean.dtype).expand_as(mean)[None], m.to(mean.dtype), v.to(mean.dtype)]
+    )
 
 
 def _unpack(replay: Tensor) -> portable.Replay:

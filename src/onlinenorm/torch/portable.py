@@ -55,13 +55,13 @@ def grad_moments(grad: Tensor, yhat: Tensor) -> tuple[Tensor, Tensor]:
 # ---- scan
 
 
-def decays(settings: Settings, samples: int, num_samples: Tensor) -> Sequence[float | Tensor]:
+def decays(alpha: float, warmup: bool, samples: int, num_samples: Tensor) -> Sequence[float | Tensor]:
     """The decay that each sample averages with, num_samples others having gone before."""
-    if not settings.warmup:
-        return [settings.alpha_fwd] * samples
+    if not warmup:
+        return [alpha] * samples
     wide = torch.float32 if num_samples.device.type == "mps" else torch.float64
     t = num_samples.to(wide) + torch.arange(samples, dtype=wide, device=num_samples.device)
-    return (1 - 1 / (t + 2)).clamp(max=settings.alpha_fwd).unbind()
+    return (1 - 1 / (t + 2)).clamp(max=alpha).unbind()
 
 
 def scan_statistics(
@@ -132,7 +132,7 @@ def activated(r: Tensor, act: Act) -> Tensor:
     return r
 
 
-def slope_of_activation(r: Tensor, act: Act) -> Tensor | float:
+def slope_of_activation(r: Tensor, act: Act) -> Tensor:
     """The activation's derivative at r."""
     match act:
         case "relu" | "leaky_relu":
@@ -141,8 +141,10 @@ def slope_of_activation(r: Tensor, act: Act) -> Tensor | float:
             s = r.sigmoid()
             return s * (1 + r * (1 - s))
         case "gelu":
-            return torch.special.ndtr(r) + r * (-0.5 * r * r).exp() * (2 * torch.pi) ** -0.5
-    return 1.0
+            bell: Tensor = (-0.5 * r * r).exp() * (2 * torch.pi) ** -0.5
+            slope: Tensor = r * bell + torch.special.ndtr(r)
+            return slope
+    return torch.ones_like(r)
 
 
 # ---- both passes
@@ -192,7 +194,7 @@ def forward(
     gamma, beta = _parameters(weight, bias, running_mean)
     m, v = moments(planes)
     count = torch.zeros((), dtype=torch.int64, device=x.device) if num_samples_tracked is None else num_samples_tracked
-    alphas = decays(settings, x.shape[0], count)
+    alphas = decays(settings.alpha_fwd, settings.warmup, x.shape[0], count)
     streams, mean, var = scan_statistics(m, v, running_mean, running_var, alphas, training)
     replay = Replay(running_mean.clone(), running_var.clone(), count.clone(), m, v) if keep else ()
 
@@ -231,7 +233,8 @@ def backward(
     planes, grad = (t.to(accumulate_in(x)).reshape(shape) for t in (x, grad_z))
     gamma, beta = _parameters(weight, bias, control_y)
     mean, var, count, m, v = replay
-    streams, _, _ = scan_statistics(m, v, mean, var, decays(settings, x.shape[0], count), training)
+    alphas = decays(settings.alpha_fwd, settings.warmup, x.shape[0], count)
+    streams, _, _ = scan_statistics(m, v, mean, var, alphas, training)
     inv = _inverse_root(streams.s2 + settings.eps)
     yhat = normalise(planes, streams, inv)
     y1, y2 = _means_of_yhat(streams, inv)
