@@ -202,7 +202,7 @@ public:
     void forward(onlinenorm_state& state, const T* x, const void* weight, const void* bias, T* z, void* replay_buffer) {
         const Replay<A> replay(g, sizeof(T), replay_buffer);
         const bool needs_moments = layer.training || scaling || replay.moments;
-        const bool streaming = past_cache(2);
+        const bool streaming = past_cache();
         block = block_for(streaming ? 1 : 2);
         const int64_t rows = block * g.padded;
         const int64_t num_samples = layer.warmup && layer.training ? *state.num_samples : 0;
@@ -302,7 +302,7 @@ public:
                   const void* replay_buffer, T* grad_x, void* grad_weight, void* grad_bias) {
         const Replay<A> replay(g, sizeof(T), replay_buffer);
         const double decay = layer.training ? 1 - layer.alpha_bwd : 0;
-        const bool streaming = past_cache(3);
+        const bool streaming = past_cache();
         block = block_for(streaming ? 2 : 3);
         const int64_t rows = block * g.padded;
 
@@ -509,15 +509,15 @@ private:
         return scan;
     }
 
-    // Whether so many tensors of this call's size are more than the caches hold together. What is written then goes past
-    // them: it would be gone from there before anyone reads it, and take the place of what is still to be read.
-    bool past_cache(int64_t tensors) const {
-        const int64_t all = std::max(last_cache, layer.threads * core_cache);
-        return tensors * layer.samples * g.size * int64_t(sizeof(T)) > all;
+    // Whether x, z and their gradients are more than the caches hold together. What is written then goes past them: it
+    // would be gone from there before anyone reads it, and take the place of what is still to be read.
+    bool past_cache() const {
+        return 4 * layer.samples * g.size * int64_t(sizeof(T)) > usable(std::max(last_cache, layer.threads * core_cache));
     }
 
-    // Bytes that stay in the cores' own caches.
-    static int64_t cache_of(int64_t cores) { return cores * core_cache * 3 / 4; }
+    // Bytes of a cache that are there for the tensors, and those of the cores' own.
+    static int64_t usable(int64_t cache) { return cache * 3 / 4; }
+    static int64_t cache_of(int64_t cores) { return usable(cores * core_cache); }
 
     // Samples whose tensors fit there together.
     int64_t block_for(int64_t tensors) const {
