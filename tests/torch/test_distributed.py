@@ -99,8 +99,8 @@ def test_check(name, processes, finished):
     assert not missing, f"{name} failed, or was not reached, on processes {missing}:\n{output[-6000:]}"
 
 
-# gloo's threads let go of a collective's tensors a moment after it, and with PyTorch 2.13 abort a process that ends in that
-# moment ("terminate called without an active exception").
+# gloo lets go of a tensor a moment after the collective; PyTorch 2.13 aborts a process that ends in that moment
+# ("terminate called without an active exception").
 LINGER = "import time; time.sleep(1)"
 
 
