@@ -5,6 +5,13 @@
 namespace onlinenorm {
 namespace {
 
+// Asks for what the next block reads at this place, `ahead` scalars further on: it comes from memory while this block's
+// results go there.
+template <class T>
+ALWAYS_INLINE void fetch(const T* p, int64_t ahead) {
+    if (ahead) __builtin_prefetch(p + ahead, 0, 2);
+}
+
 // Walks `length` scalars in packs. body(i, n) works on n lanes from i and returns the pack to write at out + i.
 // Streaming writes start at the first aligned address.
 template <class T, class Body>
@@ -47,7 +54,8 @@ ALWAYS_INLINE void over_rows(T* out, int64_t stride, int64_t rows, int64_t some,
 
 template <class T, class End>
 void apply_of(const Geometry& given, const T* x, T* z, int64_t first, int64_t last,
-              const Affine<Accumulator<T>>& affine, const double* inv_zeta, const End& ending, bool streaming) {
+              const Affine<Accumulator<T>>& affine, const double* inv_zeta, const End& ending, bool streaming,
+              int64_t ahead) {
     using A = Accumulator<T>;
     using P = Pack<A>;
     const Geometry g = given;
@@ -67,6 +75,7 @@ void apply_of(const Geometry& given, const T* x, T* z, int64_t first, int64_t la
                 const T* from = x + u.start + c;
                 over_rows<packs.value>(z + u.start + c, g.channels, u.length, some, streaming,
                                        [&](int64_t i, int j, int64_t n) INLINE_LAMBDA {
+                                           fetch(from + i, ahead);
                                            return end.value((load(from + i, n) - shift[j]) * scale[j] + offset[j]);
                                        });
             });
@@ -74,6 +83,7 @@ void apply_of(const Geometry& given, const T* x, T* z, int64_t first, int64_t la
             const P shift(affine.shift[at]), scale(affine.scale[at] * zoom), offset(affine.offset[at] * zoom);
             const T* from = x + u.start;
             over_plane(z + u.start, u.length, streaming, [&](int64_t i, int64_t n) INLINE_LAMBDA {
+                fetch(from + i, ahead);
                 return end.value((load(from + i, n) - shift) * scale + offset);
             });
         }
@@ -85,7 +95,7 @@ template <class T, class End>
 void apply_grad_of(const Geometry& given, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,
                    const Affine<Accumulator<T>>& affine, const double* inv_zeta, const End& ending,
                    const Accumulator<T>* grad_scale, const Accumulator<T>* x_scale, const Accumulator<T>* grad_offset,
-                   bool streaming) {
+                   bool streaming, int64_t ahead) {
     using A = Accumulator<T>;
     using P = Pack<A>;
     const Geometry g = given;
@@ -107,6 +117,8 @@ void apply_grad_of(const Geometry& given, const T* x, const T* grad_z, T* grad_x
                 });
                 over_rows<packs.value>(grad_x + u.start + c, g.channels, u.length, some, streaming,
                                        [&](int64_t i, int j, int64_t n) INLINE_LAMBDA {
+                                           fetch(from + c + i, ahead);
+                                           fetch(grads + c + i, ahead);
                                            const P d = load(from + c + i, n) - shift[j];
                                            P grad = load(grads + c + i, n);
                                            if (end.looks) {
@@ -121,6 +133,8 @@ void apply_grad_of(const Geometry& given, const T* x, const T* grad_z, T* grad_x
             const P shift(affine.shift[at]), by_grad(grad_scale[at]), by_x(x_scale[at]), less(grad_offset[at]);
             const P scale(end.looks ? affine.scale[at] * zoom : A(0)), offset(end.looks ? affine.offset[at] * zoom : A(0));
             over_plane(grad_x + u.start, u.length, streaming, [&](int64_t i, int64_t n) INLINE_LAMBDA {
+                fetch(from + i, ahead);
+                fetch(grads + i, ahead);
                 const P d = load(from + i, n) - shift;
                 P grad = load(grads + i, n);
                 if (end.looks) grad = end.back(d * scale + offset, grad);
@@ -150,9 +164,9 @@ namespace ONLINENORM_ISA {
 
 template <class T>
 void apply(const Geometry& g, const T* x, T* z, int64_t first, int64_t last, const Affine<Accumulator<T>>& affine,
-           const double* inv_zeta, const Ending<Accumulator<T>>& ending, bool streaming) {
+           const double* inv_zeta, const Ending<Accumulator<T>>& ending, bool streaming, int64_t ahead) {
     with_ending(ending, [&](const auto& end) INLINE_LAMBDA {
-        apply_of(g, x, z, first, last, affine, inv_zeta, end, streaming);
+        apply_of(g, x, z, first, last, affine, inv_zeta, end, streaming, ahead);
     });
 }
 
@@ -160,10 +174,10 @@ template <class T>
 void apply_grad(const Geometry& g, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,
                 const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>& ending,
                 const Accumulator<T>* grad_scale, const Accumulator<T>* x_scale, const Accumulator<T>* grad_offset,
-                bool streaming) {
+                bool streaming, int64_t ahead) {
     with_ending(ending, [&](const auto& end) INLINE_LAMBDA {
         apply_grad_of(g, x, grad_z, grad_x, first, last, affine, inv_zeta, end, grad_scale, x_scale, grad_offset,
-                      streaming);
+                      streaming, ahead);
     });
 }
 
@@ -177,10 +191,10 @@ void apply_scalars(const Geometry& g, const Accumulator<T>* u, T* z, int64_t sam
 
 #define INSTANTIATE(T)                                                                                                \
     template void apply(const Geometry&, const T*, T*, int64_t, int64_t, const Affine<Accumulator<T>>&, const double*, \
-                        const Ending<Accumulator<T>>&, bool);                                                         \
+                        const Ending<Accumulator<T>>&, bool, int64_t);                                                \
     template void apply_grad(const Geometry&, const T*, const T*, T*, int64_t, int64_t,                               \
                              const Affine<Accumulator<T>>&, const double*, const Ending<Accumulator<T>>&,             \
-                             const Accumulator<T>*, const Accumulator<T>*, const Accumulator<T>*, bool);              \
+                             const Accumulator<T>*, const Accumulator<T>*, const Accumulator<T>*, bool, int64_t);     \
     template void apply_scalars(const Geometry&, const Accumulator<T>*, T*, int64_t, int64_t, int64_t, const double*, \
                                 const Ending<Accumulator<T>>&);
 INSTANTIATE(float)

@@ -278,7 +278,7 @@ public:
                     team.barrier();
                     over_fused(units, [&](int64_t one, int64_t end) {
                         if (needs_moments) STEP(moments)(g, from, one, end, chunk_mean, chunk_square);
-                        STEP(apply)(g, from, to, one, end, affine, zoom, ending, streaming);
+                        STEP(apply)(g, from, to, one, end, affine, zoom, ending, streaming, int64_t(0));
                     });
                     team.barrier();
                     if (needs_moments) STEP(scan_statistics)(g, scan, first, last);
@@ -288,7 +288,7 @@ public:
                     STEP(scan_statistics)(g, coefficients, first, last);
                     team.barrier();
                     if (scaling) STEP(layer_scaling)(g, squares, samples, layer.guard_eps, zoom);
-                    STEP(apply)(g, from, to, units.first, units.last, affine, zoom, ending, streaming);
+                    STEP(apply)(g, from, to, units.first, units.last, affine, zoom, ending, streaming, ahead_of(start));
                 }
             }
             if (!layer.training) return;
@@ -438,9 +438,9 @@ public:
                 const auto reduce = [&](int64_t one, int64_t end) {
                     STEP(grad_moments)(g, from, grads, one, end, passing, zoom, ending, chunk_grad, chunk_product);
                 };
-                const auto apply_to = [&](int64_t one, int64_t end) {
+                const auto apply_to = [&](int64_t one, int64_t end, int64_t ahead) {
                     STEP(apply_grad)(g, from, grads, to, one, end, passing, zoom, ending, grad_scale, x_scale,
-                                     grad_offset, streaming);
+                                     grad_offset, streaming, ahead);
                 };
                 const auto replay_next = [&] {
                     if (start + block < layer.samples) replay_block(start + block, replayed[parity ^ 1]);
@@ -452,7 +452,7 @@ public:
                     team.barrier();
                     over_fused(units, [&](int64_t one, int64_t end) {
                         reduce(one, end);
-                        apply_to(one, end);
+                        apply_to(one, end, 0);
                     });
                     team.barrier();
                     STEP(scan_control)(g, control, first, last);
@@ -466,7 +466,7 @@ public:
                     STEP(scan_control)(g, control, first, last);
                     replay_next();
                     team.barrier();
-                    if (grad_x) apply_to(units.first, units.last);
+                    if (grad_x) apply_to(units.first, units.last, ahead_of(start));
                 }
             }
             write_parameters<T>(layer, grad_gamma, first, last, grad_weight);
@@ -514,6 +514,9 @@ private:
     bool past_cache() const {
         return 4 * layer.samples * g.size * int64_t(sizeof(T)) > usable(std::max(last_cache, layer.threads * core_cache));
     }
+
+    // Scalars to the block after the one that starts at a sample, where that one is not in the caches yet.
+    int64_t ahead_of(int64_t start) const { return past_cache() && start + block < layer.samples ? block * g.size : 0; }
 
     // Bytes of a cache that are there for the tensors, and those of the cores' own.
     static int64_t usable(int64_t cache) { return cache * 3 / 4; }

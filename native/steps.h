@@ -115,11 +115,11 @@ struct ScalarBackward {
                            int64_t last, double* product);                                                          \
     template <class T>                                                                                              \
     void control_scalars(const Geometry&, const ScalarBackward<T>&, int64_t first, int64_t last);                   \
-    /* apply.cpp: one multiply-add per scalar */                                                                    \
+    /* apply.cpp: one multiply-add per scalar. ahead: scalars to the next block, whose data it fetches; or 0 */\
     template <class T>                                                                                              \
     void apply(const Geometry&, const T* x, T* z, int64_t first, int64_t last,                                      \
                const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>&,         \
-               bool streaming);                                                                                     \
+               bool streaming, int64_t ahead);                                                                      \
     template <class T>                                                                                              \
     void apply_scalars(const Geometry&, const Accumulator<T>* u, T* z, int64_t samples, int64_t first, int64_t last, \
                        const double* inv_zeta, const Ending<Accumulator<T>>&);                                             \
@@ -127,7 +127,7 @@ struct ScalarBackward {
     void apply_grad(const Geometry&, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,           \
                     const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>&,    \
                     const Accumulator<T>* grad_scale, const Accumulator<T>* x_scale,                                \
-                    const Accumulator<T>* grad_offset, bool streaming);              \
+                    const Accumulator<T>* grad_offset, bool streaming, int64_t ahead);              \
     /* floor.cpp: the least that any normaliser has to move, for the benchmark */                                   \
     void read_one_write_one(const float* a, float* out, int64_t count, bool streaming);                             \
     void read_two_write_one(const float* a, const float* b, float* out, int64_t count, bool streaming);             \
