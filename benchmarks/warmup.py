@@ -3,9 +3,9 @@
     python benchmarks/warmup.py resnet20 --data DIR --epochs 3 --seeds 0 1 --out warmup-resnet20.json
     python benchmarks/warmup.py mlp --data DIR --epochs 5 --seeds 0 1 2 3 4 --out warmup-mlp.json
 
-DIR holds CIFAR-10's binary files (data_batch_1.bin, ..., test_batch.bin) or Fashion-MNIST's (train-images-idx3-ubyte.gz
- and so on), which Debian's package dataset-fashion-mnist puts into /usr/share/datasets/fashion-mnist. Rates, decay factors and
-L2 are the paper's; the rate falls to zero over the epochs, as there are few. ResNet-20 runs in bfloat16, channels last.
+DIR holds CIFAR-10's binary files (data_batch_1.bin and so on), or Fashion-MNIST's (train-images-idx3-ubyte.gz and so
+on), which Debian's package dataset-fashion-mnist puts into /usr/share/datasets/fashion-mnist. Rates, decay factors and
+L2 are the paper's; the rate falls to zero over the epochs, as there are few. ResNet-20: bfloat16, channels last.
 """
 
 import argparse

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch._C import _is_tracing  # by torch.jit.trace; without the Python around it
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch import checkpointing, compiled, native, portable
@@ -240,7 +240,8 @@ def normalise(
         _check_all(x, *state, weight, bias)
         if not training:
             return compiled.infer(settings, x, running_mean, running_var, weight, bias)
-        if is_exporting() or not is_compiling():
+        # not is_exporting(), which PyTorch before 2.13 compiles as true
+        if torch.compiler._is_exporting_flag or not is_compiling():
             raise RuntimeError(
                 "a layer of Online Normalization in training mode can't be exported, as its statistics would have to "
                 "move in the exported program: call model.eval() first"
