@@ -1,0 +1,85 @@
+"""What the activation inside the layer saves: training steps of ResNet-20, fused and not, alternating.
+
+python benchmarks/fused_activation.py --out fused-activation.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onlinenorm.bench.allocator import keep_mapped
+from onlinenorm.bench.cases import MODES
+from onlinenorm.bench.machine import describe, git_commit, versions
+from onlinenorm.bench.measure import race, ratio
+from onlinenorm.bench.memory import count_saved
+from onlinenorm.bench.peers import layout
+from onlinenorm.bench.steps import Step
+from onlinenorm.experiments.resnet import Block, resnet20
+from onlinenorm.torch import OnlineNorm2d, OnlineNormAct2d
+
+ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
+
+
+class FirstHalf(nn.Module):
+    """Normalise and activate: in one layer, or in two."""
+
+    def __init__(self, channels: int, act: str, fused: bool) -> None:
+        super().__init__()
+        self.norm = OnlineNormAct2d(channels, act=act) if fused else OnlineNorm2d(channels)
+        self.act = nn.Identity() if fused else ACTIVATIONS[act]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(x))
+
+
+def forward_of_block(self: Block, x: Tensor) -> Tensor:
+    """The block's own, but for its first activation, which is norm1's."""
+    y = self.norm2(self.conv2(self.norm1(self.conv1(x))))
+    if self.new_channels:
+        half = self.new_channels // 2
+        x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.new_channels - half))
+    return F.relu(y + x)
+
+
+def network(act: str, fused: bool) -> nn.Module:
+    torch.manual_seed(0)
+    model = resnet20(OnlineNorm2d)
+    model[1], model[2] = FirstHalf(16, act, fused), nn.Identity()
+    for block in model:
+        if isinstance(block, Block):
+            block.norm1 = FirstHalf(block.norm1.num_features, act, fused)
+            block.forward = forward_of_block.__get__(block)
+    return model
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    keep_mapped(1 << 30)
+    rows = []
+    for mode in (MODES["float32"], MODES["bfloat16-cl"]):
+        for act in ACTIVATIONS:
+            for batch in (1, 8, 128):
+                torch.manual_seed(0)
+                x = torch.randn(batch, 3, 32, 32).contiguous(memory_format=layout(mode, 4))
+                target = torch.randint(10, (batch,))
+                nets = {
+                    kind: network(act, kind == "fused").to(memory_format=layout(mode, 4)) for kind in ("plain", "fused")
+                }
+                steps = [Step(kind, net, x, target, mode) for kind, net in nets.items()]
+                times = race(steps, given.rounds, lambda: None)
+                kept = {kind: count_saved(net, x)[1] for kind, net in nets.items()}
+                row = {"mode": mode.name, "act": act, "batch": batch, "bytes": kept["fused"] / kept["plain"]}
+                row["time"] = ratio(times["fused"].times, times["plain"].times)
+                rows.append(row)
+                took, spread = row["time"]["median"], (row["time"]["q3"] - row["time"]["q1"]) / 2
+                print(f"{mode.name:12}{act:5} batch {batch:3}: time {took:.3f} ±{spread:.3f}, bytes {row['bytes']:.3f}")
+    report = {"rows": rows, "commit": git_commit(), "machine": describe(), "versions": versions()}
+    if given.out:
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
