@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from onlinenorm.bench.allocator import keep_mapped
 from onlinenorm.bench.cases import MODES
@@ -24,35 +23,20 @@ from onlinenorm.torch import OnlineNorm2d, OnlineNormAct2d
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
 
 
-class FirstHalf(nn.Module):
-    """Normalise and activate: in one layer, or in two."""
-
-    def __init__(self, channels: int, act: str, fused: bool) -> None:
-        super().__init__()
-        self.norm = OnlineNormAct2d(channels, act=act) if fused else OnlineNorm2d(channels)
-        self.act = nn.Identity() if fused else ACTIVATIONS[act]()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.norm(x))
-
-
-def forward_of_block(self: Block, x: Tensor) -> Tensor:
-    """The block's own, but for its first activation, which is norm1's."""
-    y = self.norm2(self.conv2(self.norm1(self.conv1(x))))
-    if self.new_channels:
-        half = self.new_channels // 2
-        x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, self.new_channels - half))
-    return F.relu(y + x)
-
-
 def network(act: str, fused: bool) -> nn.Module:
+    """ResNet-20 with this activation behind the stem's normaliser and behind each block's first."""
+
+    def pair(channels: int) -> tuple[nn.Module, nn.Module]:
+        if fused:
+            return OnlineNormAct2d(channels, act=act), nn.Identity()
+        return OnlineNorm2d(channels), ACTIVATIONS[act]()
+
     torch.manual_seed(0)
     model = resnet20(OnlineNorm2d)
-    model[1], model[2] = FirstHalf(16, act, fused), nn.Identity()
+    model[1], model[2] = pair(16)
     for block in model:
         if isinstance(block, Block):
-            block.norm1 = FirstHalf(block.norm1.num_features, act, fused)
-            block.forward = forward_of_block.__get__(block)
+            block.norm1, block.act1 = pair(block.norm1.num_features)
     return model
 
 

@@ -18,12 +18,13 @@ class Block(nn.Module):
         self.new_channels = out - channels
         self.conv1 = _conv(channels, out, self.stride)
         self.norm1 = norm(out)
+        self.act1: nn.Module = nn.ReLU()
         self.conv2 = _conv(out, out)
         self.norm2 = norm(out)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, after its last ReLU."""
-        y = F.relu(self.norm1(self.conv1(x)))
+        y = self.act1(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         if self.new_channels:
             half = self.new_channels // 2

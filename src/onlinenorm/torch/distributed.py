@@ -10,9 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from onlinenorm.torch.layers import OnlineNorm, online_norm_layers
-
-_MERGED = ("running_mean", "running_var", "control_y", "control_1")
+from onlinenorm.torch.layers import STATE, OnlineNorm, online_norm_layers
 
 
 def sync_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -34,7 +32,7 @@ def sync_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) ->
     device = _device_of_state(layers)
     _check_same_everywhere(layers, device, group)
 
-    mean, var, control_y, control_1 = (_joined(layers, name, device) for name in _MERGED)
+    mean, var, control_y, control_1 = (_joined(layers, name, device) for name in STATE)
     sums = torch.stack((mean, mean.square(), var, control_y, control_1))
     dist.all_reduce(sums, group=group)
     mean, square, var, control_y, control_1 = sums / world_size
@@ -42,7 +40,7 @@ def sync_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) ->
     # variance anyway. The clamp keeps the merged variance from falling below the mean one, so it is never negative.
     var = var + (square - mean.square()).clamp(min=0)
     sizes = [layer.num_features for layer in layers]
-    for name, merged in zip(_MERGED, (mean, var, control_y, control_1), strict=True):
+    for name, merged in zip(STATE, (mean, var, control_y, control_1), strict=True):
         for layer, part in zip(layers, merged.split(sizes), strict=True):
             layer.get_buffer(name).copy_(part)
 

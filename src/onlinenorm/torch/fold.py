@@ -11,15 +11,24 @@ from torch._C import _is_tracing  # by torch.jit.trace
 from torch.compiler import is_compiling
 from torch.nn.modules.conv import _ConvNd
 
-from onlinenorm.torch import layers
 from onlinenorm.torch.compiled import guarded
 from onlinenorm.torch.functional import normalise
-from onlinenorm.torch.layers import OnlineNorm
+from onlinenorm.torch.layers import (
+    OnlineNorm,
+    OnlineNorm1d,
+    OnlineNorm2d,
+    OnlineNorm3d,
+    OnlineNormAct,
+    OnlineNormAct1d,
+    OnlineNormAct2d,
+    OnlineNormAct3d,
+)
 from onlinenorm.torch.portable import accumulate_in, activated
 
-_FOLDABLE = tuple(
-    vars(layers)[name + dims] for name in ("OnlineNorm", "OnlineNormAct") for dims in ("", "1d", "2d", "3d")
-)
+_FOLDABLE = (
+    OnlineNorm, OnlineNorm1d, OnlineNorm2d, OnlineNorm3d,
+    OnlineNormAct, OnlineNormAct1d, OnlineNormAct2d, OnlineNormAct3d,
+)  # fmt: skip
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _DIMS: dict[type[nn.Module], int] = {  # dimensions of what each puts out, N and C included
     nn.Linear: 2,

@@ -10,7 +10,7 @@ from onlinenorm import hyperparameters as default
 from onlinenorm.torch.functional import normalise
 from onlinenorm.torch.settings import Act, Guard, checked_settings
 
-_STATE = ("running_mean", "running_var", "control_y", "control_1")
+STATE = ("running_mean", "running_var", "control_y", "control_1")
 
 
 def _state_dtype(device: torch.device | str | None) -> torch.dtype:
@@ -100,14 +100,14 @@ class OnlineNorm(nn.Module):
         else:
             self.register_parameter("weight", None)
             self.register_parameter("bias", None)
-        for name in _STATE:
+        for name in STATE:
             self.register_buffer(name, torch.empty(num_features, device=device, dtype=_state_dtype(device)))
         self.register_buffer("num_samples_tracked", torch.empty((), device=device, dtype=torch.int64))
         self.reset_parameters()
 
     def reset_running_stats(self) -> None:
         """Start the streams again: mean 0, variance 1, control errors 0."""
-        for name in _STATE:
+        for name in STATE:
             getattr(self, name).zero_()
         self.running_var.fill_(1)
         self.num_samples_tracked.zero_()
@@ -169,7 +169,7 @@ class OnlineNorm(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OnlineNorm":
         """Let the state follow the model to another device, but not to another dtype."""
-        state = {name: self._buffers[name] for name in _STATE}
+        state = {name: self._buffers[name] for name in STATE}
         kept = {id(t) for t in state.values()}
 
         def keep_wide(t: Tensor) -> Tensor:
