@@ -12,12 +12,12 @@ from torch import nn
 
 from onlinenorm.bench.allocator import keep_mapped
 from onlinenorm.bench.cases import MODES
-from onlinenorm.bench.machine import describe, git_commit, versions
 from onlinenorm.bench.measure import race, ratio
 from onlinenorm.bench.memory import count_saved
 from onlinenorm.bench.peers import layout
 from onlinenorm.bench.steps import Step
 from onlinenorm.experiments.resnet import Block, resnet20
+from onlinenorm.machine import describe, git_commit, versions
 from onlinenorm.torch import OnlineNorm2d, OnlineNormAct2d
 
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}

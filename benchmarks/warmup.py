@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onlinenorm.bench.machine import describe, git_commit, versions
 from onlinenorm.bench.networks import mlp
 from onlinenorm.experiments.resnet import resnet20
+from onlinenorm.machine import describe, git_commit, versions
 from onlinenorm.torch import OnlineNorm1d, OnlineNorm2d
 
 RECIPES = {

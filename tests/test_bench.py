@@ -380,7 +380,7 @@ def test_each_network_takes_a_step(name: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /sys")
 def test_cache_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from onlinenorm.bench import machine
+    from onlinenorm import machine
 
     for index, (level, kind, size) in enumerate(
         [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("3", "Unified", "96M")]

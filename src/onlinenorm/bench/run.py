@@ -17,7 +17,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from onlinenorm.bench import allocator, machine, table
+from onlinenorm import machine
+from onlinenorm.bench import allocator, table
 from onlinenorm.bench.cases import LayerCase
 from onlinenorm.bench.goals import Verdict, verdicts
 from onlinenorm.bench.measure import race

@@ -76,7 +76,7 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """The commit of the checkout this package runs from, "-dirty" where it has changes; None if installed."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     described = subprocess.run(
