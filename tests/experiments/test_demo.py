@@ -21,9 +21,7 @@ from onlinenorm.experiments.demo import (
     CtrlC,
     Recipe,
     activation_bytes,
-    jaccard,
     make_data,
-    segmentation_loss,
     start_run,
     summarize,
     train,
@@ -232,18 +230,6 @@ def test_activation_bytes_grow_with_the_batch_and_leave_the_model_alone():
     assert four == pytest.approx(2 * two, rel=0.01)
     assert two > 2 * 8 * 32 * 32 * 4 * 4  # at full resolution alone: four convolutions' outputs
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-
-
-def test_jaccard_and_loss():
-    masks = torch.zeros(2, 6, 4, 4, dtype=torch.bool)
-    masks[:, 0, :2] = True
-    predicted = masks.clone()
-    predicted[1, 0, 1] = False
-    predicted[1, 1, 0, 0] = True
-    assert jaccard(predicted, masks).tolist() == pytest.approx([1, 4 / 9])
-    perfect, inverse = (sign * 50 * (masks.float() - 0.5) for sign in (1, -1))
-    assert segmentation_loss(perfect, masks.float()) < 1e-6
-    assert segmentation_loss(inverse, masks.float()) > 5
 
 
 def test_shapes():

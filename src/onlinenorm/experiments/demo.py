@@ -40,7 +40,6 @@ from types import FrameType
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -50,6 +49,7 @@ from torch import Tensor, nn
 import onlinenorm
 from onlinenorm.experiments import page
 from onlinenorm.experiments.normalizers import NORMALIZERS
+from onlinenorm.experiments.segmentation import jaccard, segmentation_loss
 from onlinenorm.experiments.shapes import CLASSES, make_shapes
 from onlinenorm.experiments.unet import UNet
 
@@ -133,22 +133,6 @@ def catch_ctrl_c() -> Iterator[CtrlC]:
 
 
 # The experiment
-
-
-def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
-    """Half binary cross entropy, half Dice loss of every mask, as in the paper's experiment."""
-    probability = logits.sigmoid()
-    overlap = (probability * masks).sum(dim=(2, 3))
-    total = probability.sum(dim=(2, 3)) + masks.sum(dim=(2, 3))
-    dice = 1 - (2 * overlap + 1) / (total + 1)
-    return 0.5 * F.binary_cross_entropy_with_logits(logits, masks) + 0.5 * dice.mean()
-
-
-def jaccard(predicted: Tensor, masks: Tensor) -> Tensor:
-    """Each image's intersection over union, its masks taken together."""
-    intersection = (predicted & masks).sum(dim=(1, 2, 3))
-    union = (predicted | masks).sum(dim=(1, 2, 3))
-    return intersection / union.clamp(min=1)
 
 
 def make_data(recipe: Recipe) -> Data:
