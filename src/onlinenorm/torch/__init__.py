@@ -1,6 +1,6 @@
 """Online Normalization for PyTorch."""
 
-from onlinenorm.torch import functional
+from onlinenorm.torch import functional, nn
 from onlinenorm.torch.control import follow_scaler, scale_control_errors
 from onlinenorm.torch.convert import convert
 from onlinenorm.torch.diagnose import diagnose
@@ -34,6 +34,7 @@ __all__ = [
     "freeze_statistics",
     "functional",
     "keep_streams_apart",
+    "nn",
     "scale_control_errors",
     "sync_every",
     "sync_statistics",
