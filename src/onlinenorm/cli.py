@@ -7,9 +7,11 @@ import typer
 import onlinenorm
 from onlinenorm.bench import bench
 from onlinenorm.experiments.demo import demo
+from onlinenorm.experiments.reproduce import reproduce
+from onlinenorm.scale import scale
 
 app = typer.Typer(
-    help="Online Normalization: see it train, measure its speed.",
+    help="Online Normalization: see it train, reproduce the paper, measure its speed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -31,5 +33,5 @@ def _root(
     pass
 
 
-app.command()(demo)
-app.command()(bench)
+for command in (demo, reproduce, scale, bench):
+    app.command()(command)

@@ -1,7 +1,7 @@
 """What an experiment is: its settings, the runs that it asks for, and how one is done."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -107,6 +107,7 @@ class Experiment:
         x: what its rows are indexed by.
         metric: what it is judged by; None where that is not one number.
         also: further metrics, for the record.
+        sweep: the paper's grid: the smallest and the largest horizon of each decay factor, both powers of two.
         on: for an experiment over others: their names, the usual one first.
         plan: the runs, where they are not simply each normaliser with each seed.
         summary: what the runs show, as a table, where that is not the best `metric` of each normaliser.
@@ -126,6 +127,7 @@ class Experiment:
     x: str = "epoch"
     metric: Metric | None = None
     also: tuple[Metric, ...] = ()
+    sweep: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     on: tuple[str, ...] = ()
     plan: Callable[["Experiment", Request], Plan] | None = None
     summary: "Callable[[Sequence[Record]], Summary] | None" = None
@@ -158,7 +160,7 @@ def changed(settings: Any, changes: Mapping[str, str]) -> Any:
             raise ExperimentError(f"There is no setting {name!r} here. There are: {', '.join(known)}.")
         try:
             values[name] = _parse(text, known[name])
-        except ValueError as error:
+        except (ValueError, ZeroDivisionError) as error:
             raise ExperimentError(f"{name}={text!r}: {error}") from error
     return replace(settings, **values)
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from onlinenorm.experiments.errors import ExperimentError
@@ -22,6 +23,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make it writable"
         raise ExperimentError(f"Cannot write {path}: {error.strerror}. What was there is kept; {advice}.") from error

@@ -125,14 +125,14 @@ def run_all(
         for known in experiment.jobs(request):
             earlier(known)
     records: list[Record] = []
-    loaded: dict[tuple[str, str], Any] = {}
+    loaded: dict[Any, Any] = {}
     plan = experiment.jobs(request)
     with TerminalDisplay(console) as display:
         job = next(plan, None)
         while job:
             record = earlier(job)
             if record is None or not record.finished:
-                source = (job.base.name, getattr(job.settings, "data", ""))
+                source = (job.base.load, getattr(job.settings, "data", ""))
                 if source not in loaded:
                     loaded[source] = job.base.load(job.settings, folder)
                 record = run_job(job, out, fabric, loaded[source], display)

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,13 @@ FORMAT = 1  # of run.json
 S = TypeVar("S")
 T = TypeVar("T")
 Row = dict[str, Any]
+
+
+class Part(TypedDict):
+    """Which of so many processes this is."""
+
+    rank: int
+    world: int
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ class Run(Generic[S]):
         self.settings: S = job.settings
         self.data = data
         self.fabric = fabric
-        self.part = {"rank": fabric.global_rank, "world": fabric.world_size}
+        self.part = Part(rank=fabric.global_rank, world=fabric.world_size)
         self.rows: list[Row] = []
         self._job = job
         self._display = display
@@ -210,6 +217,10 @@ class Run(Generic[S]):
         sums = self.fabric.all_reduce(torch.tensor([total, count], dtype=torch.float64), reduce_op="sum")
         assert isinstance(sums, Tensor)
         return float(sums[0] / sums[1])
+
+    def beside(self, label: str) -> Path:
+        """The directory of another run of the same experiment, done before."""
+        return self._directory.parent / label
 
     # For the command
 

@@ -20,6 +20,7 @@ class Settings(Setting):
     """Of the paper; plain SGD, no augmentation."""
 
     data: str = "fashion-mnist"
+    images: int = 60_000  # to train on
     epochs: int = 10
     batch_size: int = 32
     learning_rate: float = 0.04
@@ -32,18 +33,23 @@ class Settings(Setting):
 def settings(scale: Scale, norm: str) -> Settings:
     """The whole experiment takes two cores minutes, so `cpu` is the paper's, with fewer seeds."""
     paper = Settings(norm=norm)
-    return replace(paper, data="made", epochs=3, alpha_fwd=0.99, alpha_bwd=0.9) if scale == "smoke" else paper
+    return (
+        replace(paper, data="made", images=2_000, epochs=3, alpha_fwd=0.99, alpha_bwd=0.9)
+        if scale == "smoke"
+        else paper
+    )
 
 
 def load(settings: Settings, folder: Path | None) -> ImageData:
     """Fashion-MNIST, or made images of its form."""
-    return made_images(size=28, channels=1) if settings.data == "made" else fashion_mnist(folder)
+    return made_images(count=settings.images, size=28, channels=1) if settings.data == "made" else fashion_mnist(folder)
 
 
 def train(run: Run[Settings]) -> None:
     """One run."""
     s = run.settings
     data: ImageData = run.data
+    training, shuffle = data.train.first(s.images), torch.default_generator
     model = build(s.norm, mlp, alpha_fwd=s.alpha_fwd, alpha_bwd=s.alpha_bwd)
     optimizer = torch.optim.SGD(model.parameters(), s.learning_rate, s.momentum, weight_decay=s.weight_decay)
 
@@ -52,8 +58,8 @@ def train(run: Run[Settings]) -> None:
         model,
         optimizer,
         epochs=s.epochs,
-        learning_rate=lambda epoch: s.learning_rate,
-        training=lambda epoch: data.train.batches(s.batch_size, shuffle=torch.default_generator, **run.part),
+        learning_rate=lambda _: s.learning_rate,
+        training=lambda _: training.batches(s.batch_size, shuffle=shuffle, **run.part),
         validation=lambda: data.test.batches(1000, **run.part),
     )
 
@@ -72,4 +78,5 @@ EXPERIMENT = Experiment(
     train=train,
     metric=ACCURACY,
     also=(LOSS,),
+    sweep={"alpha_fwd": (2, 8192), "alpha_bwd": (2, 8192)},
 )

@@ -1,0 +1,48 @@
+"""What the runs of an experiment show, as a table: beside the paper's numbers where it has any."""
+
+from collections.abc import Sequence
+
+from onlinenorm.experiments.experiment import Experiment, Metric, Summary
+from onlinenorm.experiments.normalizers import NORMALIZERS
+from onlinenorm.experiments.paper import REDUCED, REPORTED, Best, best, compare_order, verdict
+from onlinenorm.experiments.runs import Record
+
+
+def summarize(experiment: Experiment, records: Sequence[Record]) -> Summary:
+    """The table of an experiment's finished runs, all of one scale."""
+    if experiment.summary is not None:
+        return experiment.summary(records)
+    return compare(experiment, records)
+
+
+def compare(experiment: Experiment, records: Sequence[Record]) -> Summary:
+    """The best metric of each normaliser, its spread over the runs, and the paper's, with a verdict."""
+    metric = experiment.metric
+    assert metric is not None
+    reported = REPORTED.get(experiment.name, {}).get(metric.key, {})
+    measured = by_norm(records, metric, experiment.x)
+    as_in_paper = records[0].scale == "paper"
+    rows = []
+    for norm, values in measured.items():
+        row = [NORMALIZERS[norm].label, values.describe(metric.form), f"{experiment.x} {values.epoch}"]
+        if reported:
+            theirs = reported.get(norm)
+            row.append(str(theirs) if theirs else "")
+            if as_in_paper:
+                row.append(verdict(values.values, theirs, metric).text if theirs else "")
+        rows.append(tuple(row))
+    columns = ("Normaliser", f"Best {metric.label}", "at", *(("Paper",) if reported else ()))
+    if reported and as_in_paper:
+        columns += ("Verdict",)
+    note = ""
+    if reported:
+        labels = {name: normalizer.label for name, normalizer in NORMALIZERS.items()}
+        order = compare_order({norm: b.values for norm, b in measured.items()}, reported, metric, labels).text
+        note = order.capitalize() + "." if as_in_paper else f"{REDUCED} Here: {order}."
+    return Summary(columns, tuple(rows), note)
+
+
+def by_norm(records: Sequence[Record], metric: Metric, x: str = "epoch") -> dict[str, Best]:
+    """The best of each normaliser's runs, in the order in which the normalisers first come."""
+    names = dict.fromkeys(record.settings["norm"] for record in records)
+    return {n: best([r.rows for r in records if r.settings["norm"] == n], metric, x) for n in names}
