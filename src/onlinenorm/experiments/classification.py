@@ -48,17 +48,16 @@ def train_classifier(
         run.log(**validate(run, model, validation()))
 
 
-@torch.no_grad()
 def validate(run: Run[Any], model: nn.Module, batches: Batches) -> dict[str, float]:
     """Accuracy in per cent, and the mean loss."""
-    model.eval()
     right = loss = count = 0.0
-    for images, labels in batches:
-        images, labels = run.fabric.to_device((images, labels))
-        logits = model(images).float()
-        right += (logits.argmax(dim=1) == labels).sum().item()
-        loss += F.cross_entropy(logits, labels, reduction="sum").item()
-        count += len(labels)
+    with run.evaluating(model) as network:
+        for images, labels in batches:
+            images, labels = run.fabric.to_device((images, labels))
+            logits = network(images).float()
+            right += (logits.argmax(dim=1) == labels).sum().item()
+            loss += F.cross_entropy(logits, labels, reduction="sum").item()
+            count += len(labels)
     return {"accuracy": 100 * run.mean(right, count), "loss": run.mean(loss, count)}
 
 

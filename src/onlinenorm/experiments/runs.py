@@ -154,6 +154,8 @@ class Run(Generic[S]):
         """
         if self.fabric.world_size > 1 and _has_online_norm(model):
             keep_streams_apart(model)
+        if self.fabric.device.type == "cpu" and _faster_with_channels_last(model, self._job.settings.precision):
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model, optimizer = self.fabric.setup(model, optimizer)
         self._stateful = {"model": model, "optimizer": optimizer}
         return model, optimizer
@@ -195,6 +197,19 @@ class Run(Generic[S]):
             yield self.fabric.to_device(batch)
             self._display.advance()
 
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[nn.Module]:
+        """The network as it is to be judged: no gradients, and the same statistics on all processes.
+
+        It is not wrapped in DistributedDataParallel, whose forward is a meeting of all processes: here, one of them may
+        have a batch more than another.
+        """
+        self._agree(model)
+        model.eval()
+        network: nn.Module = model.module  # type: ignore[assignment]
+        with torch.no_grad(), self.fabric.autocast():
+            yield network
+
     def observe(self, loss: Tensor) -> None:
         """Take a training loss into the epoch's mean."""
         self._losses.append(loss.detach())
@@ -214,9 +229,11 @@ class Run(Generic[S]):
 
     def mean(self, total: float, count: float) -> float:
         """total / count, both summed over the processes."""
-        sums = self.fabric.all_reduce(torch.tensor([total, count], dtype=torch.float64), reduce_op="sum")
-        assert isinstance(sums, Tensor)
-        return float(sums[0] / sums[1])
+        if self.fabric.world_size > 1:
+            sums = torch.tensor([total, count], dtype=torch.float64, device=self.fabric.device)
+            torch.distributed.all_reduce(sums)
+            total, count = sums.tolist()
+        return total / count
 
     def beside(self, label: str) -> Path:
         """The directory of another run of the same experiment, done before."""
@@ -279,9 +296,8 @@ class Run(Generic[S]):
         return done
 
     def _save(self) -> None:
-        model = self._stateful.get("model")
-        if model is not None and self.fabric.world_size > 1 and _has_online_norm(model):
-            sync_statistics(model)
+        if "model" in self._stateful:
+            self._agree(self._stateful["model"])
         self._seconds += time.perf_counter() - self._began
         if not self.fabric.is_global_zero:
             return
@@ -293,6 +309,17 @@ class Run(Generic[S]):
         self._tell_tensorboard()
         write_whole(self._directory / "checkpoint.pt", content.getvalue())
         self._record("running").write()
+
+    def _agree(self, model: nn.Module) -> None:
+        """Have the same statistics on all processes, which are those that a checkpoint keeps.
+
+        OnlineNorm's streams are merged; everything else is process 0's, as DistributedDataParallel has it.
+        """
+        if self.fabric.world_size > 1:
+            if _has_online_norm(model):
+                sync_statistics(model)
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, src=0)
 
     def _tell_tensorboard(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -362,6 +389,19 @@ def find_earlier(job: Job, out: Path, resume: bool) -> Record | None:
 
 def _has_online_norm(model: nn.Module) -> bool:
     return any(isinstance(module, OnlineNorm) for module in model.modules())
+
+
+def _faster_with_channels_last(model: nn.Module, precision: Precision) -> bool:
+    """Whether a network trains faster on a CPU with its images' channels last in memory.
+
+    On two cores, a step of the experiments' U-Net takes 0.6 to 0.8 of the time so, and one of ResNet-20 0.8 to 0.9, in
+    either precision. Not with PyTorch's GroupNorm in bfloat16, though: with that it takes twice the time.
+    """
+
+    def has(kind: type[nn.Module]) -> bool:
+        return any(isinstance(module, kind) for module in model.modules())
+
+    return has(nn.Conv2d) and not (has(nn.GroupNorm) and precision == "bf16")
 
 
 def _plain(value: Any) -> Any:
