@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 CLASSES = ("square", "filled circle", "triangle", "ring", "mesh square", "plus")
+AT_ONCE = 100  # images; what drawing holds meanwhile is several times their size
 EXTENTS = (0.8, 0.5, 1.0, 0.7, 1.0, 1.2)  # relative: side, radius, leg, radius, side, length of the bars
 
 
@@ -26,6 +27,13 @@ def make_shapes(count: int, size: int, seed: int, zoom: float = 1.0) -> tuple[Te
     """
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(3, count, len(CLASSES), 1, 1, generator=generator)
+    drawn = [_draw(part, size, zoom) for part in uniform.split(AT_ONCE, dim=1)]
+    images, masks = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    return images.float(), masks
+
+
+def _draw(uniform: Tensor, size: int, zoom: float) -> tuple[Tensor, Tensor]:
+    """Images and masks, both bool; `uniform` (3, N, 6, 1, 1) places the shapes, two numbers, and sizes them, one."""
     centre = (size * (0.1 + 0.8 * uniform[:2])).floor()
     extent = size * (0.06 + 0.06 * uniform[2]) * zoom * torch.tensor(EXTENTS).view(-1, 1, 1)
 
@@ -58,4 +66,4 @@ def make_shapes(count: int, size: int, seed: int, zoom: float = 1.0) -> tuple[Te
     masks = torch.stack([f(*of(shape)) for f, shape in zip(draw, CLASSES, strict=True)], dim=1)
     visible = masks.clone()
     visible[:, CLASSES.index("mesh square")] &= odd
-    return visible.any(dim=1, keepdim=True).float(), masks
+    return visible.any(dim=1, keepdim=True), masks
