@@ -1,6 +1,8 @@
 """What the runs of an experiment show, as a table: beside the paper's numbers where it has any."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from onlinenorm.experiments.experiment import Experiment, Metric, Summary
 from onlinenorm.experiments.normalizers import NORMALIZERS
@@ -19,27 +21,30 @@ def compare(experiment: Experiment, records: Sequence[Record]) -> Summary:
     """The best metric of each normaliser, its spread over the runs, and the paper's, with a verdict."""
     metric = experiment.metric
     assert metric is not None
-    reported = REPORTED.get(experiment.name, {}).get(metric.key, {})
     measured = by_norm(records, metric, experiment.x)
-    as_in_paper = records[0].scale == "paper"
+    reported = {} if records[0].scale == "smoke" else REPORTED.get(experiment.name, {}).get(metric.key, {})
+    alike = all(follows_paper(record, experiment) for record in records)
+    columns = ["Normaliser", f"Best {metric.label}", "at"]
+    columns += (["Paper", "Verdict"] if alike else ["Paper"]) if reported else []
     rows = []
     for norm, values in measured.items():
         row = [NORMALIZERS[norm].label, values.describe(metric.form), f"{experiment.x} {values.epoch}"]
-        if reported:
-            theirs = reported.get(norm)
-            row.append(str(theirs) if theirs else "")
-            if as_in_paper:
-                row.append(verdict(values.values, theirs, metric).text if theirs else "")
-        rows.append(tuple(row))
-    columns = ("Normaliser", f"Best {metric.label}", "at", *(("Paper",) if reported else ()))
-    if reported and as_in_paper:
-        columns += ("Verdict",)
+        theirs = reported.get(norm)
+        row += [str(theirs or ""), verdict(values.values, theirs, metric).text if theirs else ""]
+        rows.append(tuple(row[: len(columns)]))
     note = ""
     if reported:
         labels = {name: normalizer.label for name, normalizer in NORMALIZERS.items()}
         order = compare_order({norm: b.values for norm, b in measured.items()}, reported, metric, labels).text
-        note = order.capitalize() + "." if as_in_paper else f"{REDUCED} Here: {order}."
-    return Summary(columns, tuple(rows), note)
+        note = order.capitalize() + "." if alike else f"{REDUCED} Here: {order}."
+    return Summary(tuple(columns), tuple(rows), note)
+
+
+def follows_paper(record: Record, experiment: Experiment) -> bool:
+    """Whether a run had the paper's settings, whatever its scale is called."""
+    paper = json.loads(json.dumps(asdict(experiment.settings("paper", record.settings["norm"]))))
+    same: bool = paper | {"seed": record.settings["seed"]} == record.settings
+    return same
 
 
 def by_norm(records: Sequence[Record], metric: Metric, x: str = "epoch") -> dict[str, Best]:

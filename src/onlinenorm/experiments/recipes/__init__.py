@@ -2,9 +2,19 @@
 
 from onlinenorm.experiments.errors import ExperimentError
 from onlinenorm.experiments.experiment import Experiment
-from onlinenorm.experiments.recipes import mlp
+from onlinenorm.experiments.recipes import batch_size, cifar, decay_sweep, fine_tune, mlp
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (mlp.EXPERIMENT,)}
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        cifar.CIFAR10,
+        cifar.CIFAR100,
+        mlp.EXPERIMENT,
+        decay_sweep.EXPERIMENT,
+        batch_size.EXPERIMENT,
+        fine_tune.EXPERIMENT,
+    )
+}
 
 
 def find(name: str) -> Experiment:

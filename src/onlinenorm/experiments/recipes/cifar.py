@@ -51,7 +51,7 @@ def settings(name: str, scale: Scale, norm: str) -> Settings:
 def load(settings: Settings, folder: Path | None) -> ImageData:
     """CIFAR, or made images of its form."""
     if settings.data == "made":
-        return made_images(count=settings.images, size=32, channels=3)
+        return made_images(settings.images, test=100, size=32, channels=3)
     return {"cifar10": cifar10, "cifar100": cifar100}[settings.data](folder)
 
 

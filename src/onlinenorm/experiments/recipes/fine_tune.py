@@ -51,7 +51,9 @@ def settings(scale: Scale, norm: str) -> Settings:
     scaled = scale_hyperparameters(usual.batch_size, 2, usual.learning_rate / 10, usual.momentum)
     ours = Settings(**{**vars(usual), "epochs": 5, "batch_size": 2, "drop_after": ()})
     ours = replace(ours, learning_rate=scaled.learning_rate, momentum=scaled.momentum)
-    return replace(ours, **{"paper": {}, "cpu": {"epochs": 1, "images": 20_000}, "smoke": {"epochs": 1}}[scale])
+    if scale == "cpu":
+        return replace(ours, epochs=1, images=20_000)
+    return replace(ours, epochs=1) if scale == "smoke" else ours
 
 
 def plan(experiment: Experiment, request: Request) -> Plan:

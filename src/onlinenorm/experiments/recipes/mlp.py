@@ -42,7 +42,7 @@ def settings(scale: Scale, norm: str) -> Settings:
 
 def load(settings: Settings, folder: Path | None) -> ImageData:
     """Fashion-MNIST, or made images of its form."""
-    return made_images(count=settings.images, size=28, channels=1) if settings.data == "made" else fashion_mnist(folder)
+    return made_images(settings.images, size=28) if settings.data == "made" else fashion_mnist(folder)
 
 
 def train(run: Run[Settings]) -> None:
