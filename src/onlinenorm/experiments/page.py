@@ -1,10 +1,9 @@
-"""The demo's page: one HTML file that needs nothing else, on any screen, light or dark."""
+"""The demo's page."""
 
 import base64
-import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -12,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onlinenorm.experiments.charts import STYLE as CHART_STYLE
+from onlinenorm.experiments.charts import Axis, Line, line_chart
+from onlinenorm.experiments.document import document, dot
 from onlinenorm.experiments.normalizers import NORMALIZERS
 from onlinenorm.experiments.shapes import CLASSES
 
@@ -144,133 +146,30 @@ def _gallery(result: dict[str, Any], samples: Samples) -> str:
 
 # Charts
 
-WIDTH, HEIGHT = 380, 270
-LEFT, RIGHT, TOP, BOTTOM = 40, 98, 10, 40  # margins; the curves' names stand in the right one
-
 
 def chart(result: dict[str, Any], key: str, title: str, log: bool = False) -> str:
-    """One figure of the history against epochs: an SVG with a curve for each normaliser, named at its end."""
-    curves = {
-        run["name"]: [(h["epoch"], h[key]) for h in run["history"] if h[key] is not None]
-        for run in result["normalizers"]
-    }
-    curves = {name: points for name, points in curves.items() if points}
-    values = [value for points in curves.values() for _, value in points]
-    if not values:
-        return f"<figure><figcaption>{title}</figcaption><p>Not a number, in every epoch.</p></figure>"
-    ticks = _log_ticks(values) if log else _ticks(values)
-    scale: Callable[[float], float] = math.log if log else float
-    bottom, top = scale(ticks[0]), scale(ticks[-1])
-    epochs: int = result["config"]["epochs"]
-
-    def x(epoch: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (epoch - 1) / max(epochs - 1, 1)
-
-    def y(value: float) -> float:
-        share: float = (scale(value) - bottom) / (top - bottom)
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
-
-    parts = []
-    for tick in ticks:
-        parts.append(f'<path class="grid" d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}"/>')
-        place = f'x="{LEFT - 6}" y="{y(tick) + 4:.1f}"'
-        parts.append(f'<text class="tick" {place} text-anchor="end">{tick:g}</text>')
-    for tick in _epoch_ticks(epochs):
-        place = f'x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 17}"'
-        parts.append(f'<text class="tick" {place} text-anchor="middle">{tick}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">epochs</text>')
-
-    heights = _spread([y(points[-1][1]) for points in curves.values()], gap=16)
-    for (name, points), height in zip(curves.items(), heights, strict=True):
-        normalizer = NORMALIZERS[name]
-        line = "L".join(f"{x(epoch):.1f} {y(value):.1f}" for epoch, value in points)
-        end_x, end_y = x(points[-1][0]), y(points[-1][1])
-        parts.append(f'<g style="--colour:{normalizer.colour}"><path class="curve" d="M{line}"/>')
-        parts.extend(
-            f'<circle cx="{x(epoch):.1f}" cy="{y(value):.1f}" r="2.5">'
-            f"<title>{normalizer.label}, epoch {epoch}: {value:.4f}</title></circle>"
-            for epoch, value in points
+    """One figure of the history against epochs, with a curve for each normaliser."""
+    lines = [
+        Line(
+            NORMALIZERS[run["name"]].label,
+            NORMALIZERS[run["name"]].colour,
+            [(h["epoch"], h[key]) for h in run["history"] if h[key] is not None],
         )
-        parts.append(f'<path class="lead" d="M{end_x + 3:.1f} {end_y:.1f}L{end_x + 10:.1f} {height:.1f}"/>')
-        parts.append(f'<text x="{end_x + 12:.1f}" y="{height + 4:.1f}">{normalizer.label}</text></g>')
-    ends = ", ".join(f"{NORMALIZERS[name].label} {points[-1][1]:.3f}" for name, points in curves.items())
-    open_svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}; last: {ends}">'
-    return f"<figure><figcaption>{title}</figcaption>{open_svg}{''.join(parts)}</svg></figure>"
-
-
-def _ticks(values: Sequence[float]) -> list[float]:
-    """Round numbers, four to eight, that enclose the values."""
-    span = max(values) - min(values) or 0.1
-    power = 10 ** math.floor(math.log10(span / 4))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if span / (power * m) <= 6)
-    first, last = math.floor(min(values) / step), math.ceil(max(values) / step)
-    return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
-
-
-def _log_ticks(values: Sequence[float]) -> list[float]:
-    """The 1, 2, 5, 10, ... that enclose the values."""
-    low, high = min(values), max(values)
-    grid = [m * 10.0**e for e in range(-9, 10) for m in (1, 2, 5)]
-    first = max(i for i, tick in enumerate(grid) if tick <= low or i == 0)
-    last = min(i for i, tick in enumerate(grid) if tick > high or i == len(grid) - 1)
-    return [float(f"{tick:.6g}") for tick in grid[first : last + 1]]
-
-
-def _epoch_ticks(epochs: int) -> list[int]:
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, epochs) if epochs / s <= 8)
-    return [1, *(e for e in range(step, epochs + 1, step) if e > 1)]
-
-
-def _spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move labels apart until neighbours are `gap` away, around where they want to be."""
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    placed = [heights[i] for i in order]
-    for _ in range(100):
-        for i in range(len(placed) - 1):
-            lack = gap - (placed[i + 1] - placed[i])
-            if lack > 1e-3:
-                placed[i] -= lack / 2
-                placed[i + 1] += lack / 2
-    return [placed[order.index(i)] for i in range(len(heights))]
+        for run in result["normalizers"]
+    ]
+    return line_chart(title, lines, Axis("epochs", "whole"), Axis("", "log" if log else "linear"), "{:.3f}")
 
 
 # The page
 
 STYLE = """
-:root { color-scheme: light dark;
-  --paper: #fff; --ink: #1c2024; --faint: #5d666f; --line: #d9dee3; --card: #f5f7f9 }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #14171a; --ink: #e8eaed; --faint: #a0a9b2; --line: #363d44; --card: #1d2125 } }
-* { box-sizing: border-box }
-body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 60rem;
-  background: var(--paper); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .5rem; text-wrap: balance }
-h2 { font-size: 1.15rem; margin: 2rem 0 .5rem }
-p { margin: .5rem 0; max-width: 44rem } .faint, figcaption { color: var(--faint); font-size: .9rem }
-.headline { font-size: 1.1rem }
-figure { margin: 0 }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 1rem }
-.charts figure { background: var(--card); border-radius: .5rem; padding: .75rem }
-svg { display: block; width: 100%; height: auto; font: 13px system-ui, sans-serif; fill: var(--ink) }
-svg .tick { fill: var(--faint); font-size: 12px } svg .grid { stroke: var(--line) }
-svg .curve { fill: none; stroke: var(--colour); stroke-width: 2.2; stroke-linejoin: round }
-svg .lead { stroke: var(--colour) } svg circle { fill: var(--colour) }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
-th:first-child, td:first-child { text-align: left; padding-left: 0 }
-th { color: var(--faint); font-weight: 600 } td.best { font-weight: 700 }
-.dot, .key span { display: inline-block; width: .8em; height: .8em; margin-right: .45em }
-.dot { border-radius: 50% }
+.key span { display: inline-block; width: .8em; height: .8em; margin-right: .45em; border: 1px solid var(--faint) }
+.key { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1rem; padding: 0; margin: .75rem 0;
+  font-size: .9rem }
 .gallery { display: grid; grid-template-columns: repeat(var(--columns), 1fr); gap: .4rem; max-width: 52rem }
 .gallery img { display: block; width: 100%; image-rendering: pixelated; border-radius: .2rem }
 .gallery .head { font-size: clamp(.62rem, 2.4vw, .95rem); font-weight: 600; align-self: end }
 .gallery figcaption { font-size: clamp(.62rem, 2.4vw, .85rem) }
-.key { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1rem; padding: 0; margin: .75rem 0;
-  font-size: .9rem } .key span { border: 1px solid var(--faint) }
-dl { display: grid; grid-template-columns: auto 1fr; gap: .15rem 1rem; font-size: .9rem; margin: .5rem 0 }
-dt { color: var(--faint) } dd { margin: 0 }
-@media (max-width: 30rem) { th, td { padding: .35rem .2rem; font-size: .76rem } }
 """
 
 
@@ -287,17 +186,7 @@ def render(result: dict[str, Any], samples: Samples) -> str:
             + "</div>"
         )
     gallery = f"<h2>Predicted masks</h2>{_gallery(result, samples)}" if finished else ""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Online Normalization: demo</title>
-<link rel="icon" href="data:,">
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>One U-Net, {_count(len(result["normalizers"]))}, batch size {config["batch_size"]}</h1>
+    body = f"""<h1>One U-Net, {_count(len(result["normalizers"]))}, batch size {config["batch_size"]}</h1>
 <p class="headline">{escape(headline(result))}</p>
 <p class="faint">{escape(caption(config))}. Same images, same order, same initial weights and same learning
 rate for each. This is one seed: how much of a difference is chance, other seeds tell (<code>--seed</code>).</p>
@@ -310,10 +199,8 @@ half binary cross entropy, half Dice. A step: forward, backward and update of on
 that autograd keeps for the backward of a step, without parameters. Best in bold.</p>
 {gallery}
 <h2>Settings</h2>
-{_settings(result)}
-</body>
-</html>
-"""
+{_settings(result)}"""
+    return document("Online Normalization: demo", body, CHART_STYLE + STYLE)
 
 
 def _count(normalizers: int) -> str:
@@ -325,9 +212,8 @@ def _table(result: dict[str, Any]) -> str:
     head = "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
     body = ""
     for run, row in zip(result["normalizers"], rows(result), strict=True):
-        dot = f'<span class="dot" style="background:{NORMALIZERS[run["name"]].colour}"></span>'
         cells = "".join(f"<td{' class=best' * cell.best}>{escape(cell.text)}</td>" for cell in row[1:])
-        body += f"<tr><td>{dot}{escape(row[0].text)}</td>{cells}</tr>"
+        body += f"<tr><td>{dot(NORMALIZERS[run['name']].colour)}{escape(row[0].text)}</td>{cells}</tr>"
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll">{table}</div>'
 
