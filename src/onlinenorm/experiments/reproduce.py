@@ -1,8 +1,6 @@
 """`onlinenorm reproduce`: run an experiment, and say how it compares with what the paper reports."""
 
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from onlinenorm.experiments.errors import ExperimentError
+from onlinenorm.experiments import options
+from onlinenorm.experiments.options import check, split_changes
 
 if TYPE_CHECKING:
     from onlinenorm.experiments.experiment import Experiment, Job, Plan, Request
     from onlinenorm.experiments.runs import Record
-
-EXIT_INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
 
 
 def reproduce(
@@ -24,14 +21,7 @@ def reproduce(
     listing: Annotated[
         bool, typer.Option("--list", help="Show the experiments, their data and expected time.")
     ] = False,
-    scale: Annotated[
-        str,
-        typer.Option(
-            metavar="SCALE",
-            help="paper: exactly the paper's setting. cpu: reduced to what two cores do within the hour. "
-            "smoke: seconds, on made data.",
-        ),
-    ] = "cpu",
+    scale: options.Scale = "cpu",
     norm: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Normalisers, separated by commas.", show_default="the experiment's"),
@@ -39,26 +29,15 @@ def reproduce(
     runs: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Runs of each.", show_default="the experiment's")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the first run; the others count on.")] = 0,
+    seed: options.Seed = 0,
     on: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="For an experiment over another: over which.", show_default="its first"),
     ] = None,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated.")
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or mps.")] = "auto",
-    precision: Annotated[
-        str, typer.Option(metavar="BITS", help="32, or bf16: bfloat16 where autocast allows it.")
-    ] = "32",
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where the data is, as published or unpacked.",
-            show_default="downloaded to the user's cache",
-        ),
-    ] = None,
+    change: options.Changes = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "32",
+    data: options.Data = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Runs go to DIR/NAME/SCALE/.")] = Path("runs"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with runs that were killed, and use those that finished.")
@@ -71,7 +50,7 @@ def reproduce(
     with the same numbers. Under torchrun the processes share each batch.
     """
     console = Console(quiet=int(os.environ.get("RANK", 0)) > 0)
-    try:
+    with options.ending("The same command with --resume goes on from the last checkpoint."):
         if listing or name is None:
             console.print(_list())
             return
@@ -79,27 +58,18 @@ def reproduce(
         from onlinenorm.experiments.recipes import find
 
         experiment = find(name)
-        _check("--scale", scale, SCALES)
-        _check("--precision", precision, PRECISIONS)
-        base = (
-            find(_check("--on", on, experiment.on)) if on else find(experiment.on[0]) if experiment.on else experiment
-        )
+        check("--scale", scale, SCALES)
+        check("--precision", precision, PRECISIONS)
+        base = find(check("--on", on, experiment.on)) if on else find(experiment.on[0]) if experiment.on else experiment
         norms = tuple(part.strip() for part in norm.split(",")) if norm else experiment.norms
         for part in norms:
-            _check("--norm", part, experiment.allowed)
+            check("--norm", part, experiment.allowed)
         count = runs or experiment.runs[scale]  # type: ignore[index]
         seeds = tuple(range(seed, seed + count))
-        changes = dict(_split(text) for text in change or ())
-        request = Request(scale, norms, seeds, precision, base, changes)  # type: ignore[arg-type]
+        request = Request(scale, norms, seeds, precision, base, split_changes(change or ()))  # type: ignore[arg-type]
         records = run_all(experiment, request, out, device, data, resume, console)
         if records:
             _show(experiment, records, console)
-    except ExperimentError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        print("Stopped by Ctrl-C. The same command with --resume goes on from the last checkpoint.", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def run_all(
@@ -146,20 +116,6 @@ def _next(plan: "Plan", record: "Record") -> "Job | None":
         return plan.send(record)
     except StopIteration:
         return None
-
-
-def _check(option: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        among = f"Allowed: {', '.join(allowed)}." if allowed else "This experiment has no such choice."
-        raise ExperimentError(f"{option} {value}: {among}")
-    return value
-
-
-def _split(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ExperimentError(f"--set {text}: NAME=VALUE is wanted, such as epochs=3.")
-    return name.strip(), value.strip()
 
 
 def _list() -> Table:
