@@ -157,8 +157,10 @@ def number(value: float, form: str) -> str:
     return form.format(value) if math.isfinite(value) else "diverged"
 
 
-def best(runs: Sequence[Sequence[Mapping[str, Any]]], metric: Metric, x: str = "epoch") -> Best:
-    """The best of several runs' rows: on one epoch for all, and not each run on its own.
+def over_runs(
+    runs: Sequence[Sequence[Mapping[str, Any]]], metric: Metric, x: str = "epoch"
+) -> dict[Any, tuple[float, ...]]:
+    """A metric of every run, epoch by epoch, the worst where a run has no number.
 
     A run that ended early, as it had diverged, keeps its last row's number.
 
@@ -166,20 +168,30 @@ def best(runs: Sequence[Sequence[Mapping[str, Any]]], metric: Metric, x: str = "
         ValueError: no run has a row with the metric.
     """
     worst = -math.inf if metric.best == "highest" else math.inf
-    curves = []
-    for rows in runs:
-        curves.append(
-            {row[x]: worst if row[metric.key] is None else row[metric.key] for row in rows if metric.key in row}
-        )
+    curves = [
+        {row[x]: worst if row[metric.key] is None else row[metric.key] for row in rows if metric.key in row}
+        for rows in runs
+    ]
     epochs = sorted(set().union(*curves))
     if not epochs:
         raise ValueError(f"no run has a row with {metric.key!r}")
 
-    def at(curve: Mapping[Any, float], epoch: Any) -> float:
-        before = [e for e in curve if e <= epoch]
-        return curve[max(before)] if before else worst
+    def fill(curve: Mapping[Any, float]) -> list[float]:
+        values: list[float] = []
+        for epoch in epochs:
+            values.append(curve.get(epoch, values[-1] if values else worst))
+        return values
 
-    first, *others = (Best(epoch, tuple(at(curve, epoch) for curve in curves)) for epoch in epochs)
+    return dict(zip(epochs, zip(*map(fill, curves), strict=True), strict=True))
+
+
+def best(runs: Sequence[Sequence[Mapping[str, Any]]], metric: Metric, x: str = "epoch") -> Best:
+    """The best of several runs' rows: on one epoch for all, and not each run on its own.
+
+    Raises:
+        ValueError: no run has a row with the metric.
+    """
+    first, *others = (Best(epoch, values) for epoch, values in over_runs(runs, metric, x).items())
     chosen = first
     for candidate in others:
         if metric.better(candidate.median, chosen.median):
