@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import onlinenorm
 from onlinenorm import machine
-from onlinenorm.experiments.errors import ExperimentError
+from onlinenorm.experiments.errors import Busy, ExperimentError
 from onlinenorm.experiments.experiment import Job, Precision, Scale
 from onlinenorm.experiments.files import write_whole
 from onlinenorm.torch import OnlineNorm, keep_streams_apart, sync_statistics
@@ -424,9 +424,7 @@ def _only_one(directory: Path) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ExperimentError(
-            f"Another process is working in {directory}. Wait for it, or use another --out."
-        ) from None
+        raise Busy(f"Another process is working in {directory}. Wait for it, or use another --out.") from None
     else:
         yield
     finally:
