@@ -36,7 +36,7 @@ def compare(experiment: Experiment, records: Sequence[Record]) -> Summary:
     if reported:
         labels = {name: normalizer.label for name, normalizer in NORMALIZERS.items()}
         order = compare_order({norm: b.values for norm, b in measured.items()}, reported, metric, labels).text
-        note = order.capitalize() + "." if alike else f"{REDUCED} Here: {order}."
+        note = order[:1].upper() + order[1:] + "." if alike else f"{REDUCED} Here: {order}."
     return Summary(tuple(columns), tuple(rows), note)
 
 
