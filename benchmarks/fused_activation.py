@@ -13,9 +13,9 @@ from torch import nn
 from onlinenorm.bench.allocator import keep_mapped
 from onlinenorm.bench.cases import MODES
 from onlinenorm.bench.measure import race, ratio
-from onlinenorm.bench.memory import count_saved
 from onlinenorm.bench.peers import layout
 from onlinenorm.bench.steps import Step
+from onlinenorm.experiments.memory import count_saved
 from onlinenorm.experiments.resnet import Block, resnet20
 from onlinenorm.machine import describe, git_commit, versions
 from onlinenorm.torch import OnlineNorm2d, OnlineNormAct2d

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onlinenorm.bench.networks import mlp
+from onlinenorm.experiments.mlp import mlp
 from onlinenorm.experiments.resnet import resnet20
 from onlinenorm.machine import describe, git_commit, versions
 from onlinenorm.torch import OnlineNorm1d, OnlineNorm2d

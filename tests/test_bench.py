@@ -16,8 +16,9 @@ from onlinenorm.bench import allocator, measure, peers, run, steps
 from onlinenorm.bench.cases import GROUPS, MODES, LayerCase, layer_cases, parse_names, parse_shapes
 from onlinenorm.bench.goals import Goal, judge, layer_goals
 from onlinenorm.bench.measure import Samples, Times
-from onlinenorm.bench.memory import count_saved, measure_memory
+from onlinenorm.bench.memory import measure_memory
 from onlinenorm.cli import app
+from onlinenorm.experiments.memory import count_saved
 from onlinenorm.experiments.resnet import resnet20
 
 

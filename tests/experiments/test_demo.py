@@ -16,8 +16,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from onlinenorm.cli import app
-from onlinenorm.experiments import page
 from onlinenorm.experiments.demo import (
+    SETTINGS,
     CtrlC,
     Recipe,
     activation_bytes,
@@ -27,12 +27,12 @@ from onlinenorm.experiments.demo import (
     train,
     write,
 )
-from onlinenorm.experiments.normalizers import NORMALIZERS
 from onlinenorm.experiments.shapes import CLASSES, make_shapes
 from onlinenorm.experiments.unet import UNet
+from onlinenorm.torch import OnlineNorm2d
 
 TINY = ("--images", "8", "--size", "32", "--threads", "1")
-RECIPE = Recipe(tuple(NORMALIZERS), epochs=1, batch_size=2, size=32, train_images=4, seed=0, threads=1)
+RECIPE = Recipe(tuple(SETTINGS), epochs=1, batch_size=2, size=32, train_images=4, seed=0, threads=1)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_end_to_end(tmp_path):
     assert result["status"] == "finished"
     assert result["config"]["seed"] == 3
     assert {"onlinenorm", "torch", "python"} <= set(result["versions"])
-    assert [run["name"] for run in result["normalizers"]] == list(NORMALIZERS)
+    assert [run["name"] for run in result["normalizers"]] == list(SETTINGS)
     for run in result["normalizers"]:
         assert run["status"] == "finished"
         assert [h["step"] for h in run["history"]] == [4, 8]
@@ -99,7 +99,7 @@ def test_end_to_end(tmp_path):
 
     html = Page(out / "index.html")
     assert html.tags.count("svg") == 2
-    assert html.tags.count("img") == 3 * (2 + len(NORMALIZERS))
+    assert html.tags.count("img") == 3 * (2 + len(SETTINGS))
     assert all(address.startswith("data:") for address in html.addresses)
     for run in result["normalizers"]:
         assert run["label"] in ran.output
@@ -216,7 +216,7 @@ def test_not_a_number_is_reported(tmp_path):
 
 def test_same_initial_weights():
     data = make_data(RECIPE)
-    first, *others = (start_run(name, RECIPE, data).model for name in NORMALIZERS)
+    first, *others = (start_run(name, RECIPE, data).model for name in SETTINGS)
     for other in others:
         for a, b in zip(first.parameters(), other.parameters(), strict=True):
             assert torch.equal(a, b)
@@ -263,16 +263,4 @@ def test_zoom_makes_shapes_larger():
 
 
 def test_unet_keeps_the_size():
-    assert UNet(8, NORMALIZERS["online"].make)(torch.zeros(2, 1, 40, 64)).shape == (2, len(CLASSES), 40, 64)
-
-
-def test_labels_are_spread():
-    assert page._spread([10, 12, 11, 50], gap=16) == pytest.approx([-5, 27, 11, 50], abs=0.1)
-
-
-@pytest.mark.parametrize("values", [[0.5], [0.1, 0.95], [0.0, 0.0], [0.889, 0.9], [1e-12, 3.0]])
-def test_ticks_enclose_the_values(values):
-    ticks = page._ticks(values)
-    assert 2 <= len(ticks) <= 8
-    assert ticks[0] <= min(values)
-    assert ticks[-1] >= max(values)
+    assert UNet(8, OnlineNorm2d)(torch.zeros(2, 1, 40, 64)).shape == (2, len(CLASSES), 40, 64)

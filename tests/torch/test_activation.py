@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from onlinenorm.bench.memory import count_saved
+from onlinenorm.experiments.memory import count_saved
 from onlinenorm.torch import OnlineNormAct, OnlineNormAct1d, OnlineNormAct2d, OnlineNormAct3d, functional
 from onlinenorm.torch.settings import ACTS
 

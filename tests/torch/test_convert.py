@@ -99,6 +99,14 @@ def test_subclasses_are_left_and_named():
     assert lines[1] == "onlinenorm.torch.convert left 1 layer: 0 (of type WithActivation)"
 
 
+def test_subclasses_that_only_normalise_are_replaced():
+    class AnyShape(nn.BatchNorm1d):
+        def _check_input_dim(self, input):
+            pass
+
+    assert type(convert(AnyShape(3), report=None)) is OnlineNorm
+
+
 def test_nothing_to_do_is_said(capsys):
     convert(nn.Linear(2, 2))
     assert capsys.readouterr().out == "onlinenorm.torch.convert replaced no layers\n"

@@ -6,12 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import TypedDict
 
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from onlinenorm.bench.peers import Normaliser
+from onlinenorm.experiments.memory import count_saved
 
 _MARK = "onlinenorm.bench: forward done"
 
@@ -31,24 +29,6 @@ def measure_memory(layer: Normaliser) -> Memory:
         saved, beside = count_saved(layer.module, layer.x)
         held, peak = count_allocated(layer)
     return Memory(saved=saved, saved_beside_parameters=beside, held=held, peak=peak)
-
-
-def count_saved(module: nn.Module, x: Tensor) -> tuple[int, int]:
-    """Bytes that one forward saves for its backward: all, and those beside the module's parameters and buffers."""
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage
-        return tensor.detach()
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        module(x)
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
-    return (
-        sum(storage.nbytes() for storage in storages.values()),
-        sum(storage.nbytes() for address, storage in storages.items() if address not in own),
-    )
 
 
 def count_allocated(layer: Normaliser) -> tuple[int, int]:

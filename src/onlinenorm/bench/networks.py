@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onlinenorm.bench.cases import MODES
-from onlinenorm.experiments.resnet import Norm, resnet20
+from onlinenorm.experiments.mlp import mlp
+from onlinenorm.experiments.parts import Norm
+from onlinenorm.experiments.resnet import resnet20
 
 
 class UNet3d(nn.Module):
@@ -51,15 +53,6 @@ class RNN(nn.Module):
             h = torch.tanh(self.norm(at_time + self.of_hidden(h)))
         logits: Tensor = self.head(h)
         return logits
-
-
-def mlp(norm: Norm) -> nn.Sequential:
-    """784-500-300-10."""
-    return nn.Sequential(
-        nn.Linear(784, 500, bias=False), norm(500), nn.ReLU(),
-        nn.Linear(500, 300, bias=False), norm(300), nn.ReLU(),
-        nn.Linear(300, 10),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,18 @@ from torch import Tensor, nn
 
 import onlinenorm
 from onlinenorm.experiments import page
-from onlinenorm.experiments.normalizers import NORMALIZERS
+from onlinenorm.experiments.memory import count_saved
+from onlinenorm.experiments.normalizers import NORMALIZERS, build
 from onlinenorm.experiments.segmentation import jaccard, segmentation_loss
 from onlinenorm.experiments.shapes import CLASSES, make_shapes
 from onlinenorm.experiments.unet import UNet
 
+ALPHA_FWD, ALPHA_BWD = 31 / 32, 7 / 8
+SETTINGS = {  # of the normalisers compared, in words
+    "batch": "PyTorch's defaults",
+    "group": "8 groups",
+    "online": "alpha_fwd 31/32, alpha_bwd 7/8",
+}
 HELD_OUT_IMAGES = 100
 SHOWN_IMAGES = 3  # of the held-out ones, on the page
 EVALUATION_BATCH = 20
@@ -145,7 +152,12 @@ def make_data(recipe: Recipe) -> Data:
 def start_run(name: str, recipe: Recipe, data: Data) -> Run:
     """Build a network; its weights depend on the seed alone, not on the normaliser."""
     torch.manual_seed(recipe.seed)
-    model = UNet(recipe.width, NORMALIZERS[name].make, classes=len(CLASSES))
+    model = build(
+        name,
+        lambda norm: UNet(recipe.width, norm, classes=len(CLASSES)),
+        alpha_fwd=ALPHA_FWD,
+        alpha_bwd=ALPHA_BWD,
+    )
     optimizer = torch.optim.SGD(
         model.parameters(), recipe.learning_rate, recipe.momentum, weight_decay=recipe.weight_decay
     )
@@ -154,24 +166,10 @@ def start_run(name: str, recipe: Recipe, data: Data) -> Run:
 
 
 def activation_bytes(model: nn.Module, images: Tensor, masks: Tensor) -> int:
-    """What autograd keeps for the backward of one training step, without parameters and buffers.
-
-    Every storage counts once, however many layers keep it.
-    """
+    """What autograd keeps for the backward of one training step, without parameters and buffers."""
     model = copy.deepcopy(model).train()  # a step changes running statistics
-    owned = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in owned:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = segmentation_loss(model(images), masks.float())  # holds the graph, so no address is used twice
-    del loss
-    return sum(kept.values())
+    _, beside_parameters = count_saved(model, images, lambda logits: segmentation_loss(logits, masks.float()))
+    return beside_parameters
 
 
 def train_epoch(run: Run, data: Data, order: Tensor, stop: CtrlC, tell: Callable[[float], None]) -> float:
@@ -267,7 +265,7 @@ def _summarize_run(recipe: Recipe, run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "label": NORMALIZERS[run.name].label,
-        "settings": NORMALIZERS[run.name].settings,
+        "settings": SETTINGS[run.name],
         "status": "finished" if len(run.history) == recipe.epochs else "stopped",
         "epochs": len(run.history),
         "steps": len(run.seconds),
@@ -329,9 +327,9 @@ def _finite(value: float) -> float | None:
 
 def _parse_normalizers(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
-    allowed = f"Allowed: {', '.join(NORMALIZERS)}, each at most once, separated by commas."
+    allowed = f"Allowed: {', '.join(SETTINGS)}, each at most once, separated by commas."
     for name in names:
-        if name not in NORMALIZERS:
+        if name not in SETTINGS:
             raise typer.BadParameter(f"{name!r} is not a normaliser. {allowed}", param_hint="--norm")
         if names.count(name) > 1:
             raise typer.BadParameter(f"{name!r} is given more than once. {allowed}", param_hint="--norm")
@@ -353,7 +351,7 @@ def demo(
         Path, typer.Option(metavar="DIR", help="Where to write; files of an earlier demo are replaced.")
     ] = Path("runs/demo"),
     norm: Annotated[str, typer.Option(metavar="NAMES", help="Which of these normalisers, in which order.")] = ",".join(
-        NORMALIZERS
+        SETTINGS
     ),
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the training images.")] = 12,
     batch_size: Annotated[int, typer.Option(metavar="N", help="Images a step.")] = 2,

@@ -25,7 +25,8 @@ def _replacement(layer: nn.Module) -> type[OnlineNorm] | None:
     timm = sys.modules.get("timm.layers")  # imported, if the model has one of its layers
     if timm is not None and type(layer) in (timm.BatchNormAct2d, timm.SyncBatchNormAct):
         return TimmNormAct2d
-    return _REPLACEMENTS.get(type(layer))
+    only_normalises = type(layer).forward is _BatchNorm.forward  # a subclass that does no more
+    return _REPLACEMENTS.get(type(layer), OnlineNorm if only_normalises else None)
 
 
 def convert(
@@ -50,7 +51,7 @@ def convert(
         names: qualified names of the layers to convert, as `model.named_modules()` gives them; None for all.
         where: called with name and layer; says whether to convert it.
         report: called with one line that says what was replaced, and one for layers that look like BatchNorm but were
-            left as they are (subclasses may do more than normalise). None for silence.
+            left as they are (subclasses with a forward of their own may do more than normalise). None for silence.
 
     Returns:
         The model.

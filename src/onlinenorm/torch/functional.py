@@ -257,6 +257,8 @@ def normalise(
         _check_all(x, *state, weight, bias)
         if x.numel() == 0:
             return x.clone()
+        if x.is_meta and training and _chosen_backend == "auto":  # as the engine would, not as any device without it
+            return compiled.train(values, True, x, *state, weight, bias, num_samples_tracked)
         copy = native.dense(x)
         if native.fits(settings, copy, *state, weight, bias, num_samples_tracked):
             return _run(copy, weight, bias, _Call(native, settings, training, *state, num_samples_tracked))
