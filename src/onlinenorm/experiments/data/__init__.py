@@ -1,0 +1,1 @@
+"""The data that the experiments read: found, downloaded, checked, and handed out in batches."""
