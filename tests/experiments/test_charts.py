@@ -74,6 +74,7 @@ def test_round_ticks():
     assert ticks([0.12, 0.61]) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
     assert log_ticks([3, 150]) == [2, 5, 10, 20, 50, 100, 200]
     assert log_ticks([1e-3, 1e30])[0] == 1e-3
+    assert log_ticks([1.6, 2.7]) == [1.6, 1.8, 2, 2.2, 2.4, 2.6, 2.8]
     assert two_ticks([1, 128]) == [1, 2, 4, 8, 16, 32, 64, 128]
     assert whole_ticks([1, 250]) == [1, 50, 100, 150, 200, 250]
     assert whole_ticks([1, 12]) == [1, 4, 6, 8, 10, 12]

@@ -320,7 +320,9 @@ def ticks(values: Sequence[float]) -> list[float]:
 
 
 def log_ticks(values: Sequence[float]) -> list[float]:
-    """The 1, 2, 5, 10, ... that enclose the values, or over many decades some powers of ten."""
+    """The 1, 2, 5, 10, ... that enclose the values; over many decades some powers of ten, over less than one more."""
+    if max(values) < 5 * min(values) and (round_ones := ticks(values))[0] > 0:
+        return round_ones
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     if high - low > 3:
         step = math.ceil((high - low) / 7)

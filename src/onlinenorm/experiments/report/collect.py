@@ -1,0 +1,143 @@
+"""The runs that a report is about: found, checked, and put together with those that they may be compared with."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from onlinenorm.experiments.errors import ExperimentError
+from onlinenorm.experiments.experiment import SCALES, Experiment, Scale
+from onlinenorm.experiments.normalizers import NORMALIZERS
+from onlinenorm.experiments.recipes import EXPERIMENTS
+from onlinenorm.experiments.runs import Record, read_record
+
+# Settings that differ between runs that are compared, as they are what the comparison is about.
+VARIED: Mapping[str, set[str]] = {
+    "decay-sweep": {"alpha_fwd", "alpha_bwd"},
+    "batch-size": {"batch_size", "learning_rate", "momentum", "epochs", "images", "drop_after"},
+    "fine-tune": {"start"},
+}
+TYPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("experiment", "base", "scale", "label", "status", "command", "started"), str),
+    **dict.fromkeys(("versions", "machine", "settings"), dict),
+    **dict.fromkeys(("seconds", "waiting"), (int, float)),
+    "commit": (str, NoneType),
+    "rows": list,
+}
+NUMBER = (int, float)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that may be compared: of one experiment, with one recipe, at one scale, with the same settings changed.
+
+    Attributes:
+        experiment: which.
+        base: the experiment whose recipe they follow.
+        scale: at which.
+        changes: settings unlike the scale's, in words.
+        finished: the runs that count.
+        unfinished: those that were interrupted, or are still running.
+    """
+
+    experiment: Experiment
+    base: Experiment
+    scale: Scale
+    changes: str
+    finished: list[Record] = field(default_factory=list)
+    unfinished: list[Record] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All runs below a directory, by experiment; and what was left out, in words."""
+
+    comparisons: dict[str, list[Comparison]]
+    left_out: list[str]
+
+
+def collect(out: Path) -> Collection:
+    """Read every run.json below a directory."""
+    if not out.is_dir():
+        raise ExperimentError(
+            f"There is no directory {out}. Run an experiment first, or say with --out where runs are."
+        )
+    records: dict[str, list[Record]] = {name: [] for name in EXPERIMENTS}
+    left_out = []
+    for path in sorted(out.rglob("run.json")):
+        try:
+            record = read_record(path.parent)
+            if fault := _fault(record, out):
+                raise ExperimentError(f"{path} {fault}. Move it away.")
+            records[record.experiment].append(record)
+        except ExperimentError as error:
+            left_out.append(str(error))
+    return Collection({name: _compare(EXPERIMENTS[name], found) for name, found in records.items()}, left_out)
+
+
+def _fault(record: Record, out: Path) -> str | None:
+    """What is wrong with a record, if it is not what this version writes, where it writes it."""
+    for name, kind in TYPES.items():
+        if not isinstance(getattr(record, name), kind):
+            return f"has no proper {name!r}: {getattr(record, name)!r}"
+    if not {record.experiment, record.base} <= set(EXPERIMENTS) or record.scale not in SCALES:
+        return f"is of an experiment that is not known here: {record.experiment}, scale {record.scale}"
+    if record.directory.relative_to(out).parts != (record.experiment, record.scale, record.label):
+        return f"belongs into {out / record.experiment / record.scale / record.label}"
+    base, norm = EXPERIMENTS[record.base], record.settings.get("norm")
+    if norm not in {*EXPERIMENTS[record.experiment].allowed, *base.allowed}:
+        return f"has a normaliser that {record.experiment} does not have: {norm!r}"
+    if not isinstance(record.settings.get("seed"), int):
+        return "has no seed"
+    metrics = [metric.key for metric in (base.metric, *base.also) if metric]
+    for row in record.rows:
+        if not isinstance(row, dict) or not isinstance(row.get(base.x), NUMBER):
+            return f"has a row without {base.x!r}: {row!r}"
+        for key in metrics:
+            if not isinstance(row.get(key), (*NUMBER, NoneType)):
+                return f"has a row with something other than a number for {key!r}: {row!r}"
+    for key in metrics:
+        if record.finished and not any(key in row for row in record.rows):
+            return f"says that it finished, and has no {key!r}"
+    return None
+
+
+def _compare(experiment: Experiment, records: Sequence[Record]) -> list[Comparison]:
+    """Put runs together that may be compared; the paper's scale and few changes first."""
+    norms = list(NORMALIZERS)
+    records = sorted(records, key=lambda r: norms.index(r.settings["norm"]) if r.settings["norm"] in norms else 99)
+    found: dict[tuple[str, Scale, str], Comparison] = {}
+    own: list[Record] = []
+    stages: list[Record] = []  # what another experiment's recipe does first for this one
+    for record in records:
+        (own if record.base == experiment.name or experiment.on else stages).append(record)
+    for record in own:
+        changes = _changes(record)
+        key = (record.base, record.scale, changes)
+        comparison = found.setdefault(key, Comparison(experiment, EXPERIMENTS[record.base], record.scale, changes))
+        (comparison.finished if record.finished else comparison.unfinished).append(record)
+    for record in stages:
+        for comparison in found.values():
+            if comparison.scale == record.scale:
+                (comparison.finished if record.finished else comparison.unfinished).append(record)
+    return sorted(
+        found.values(), key=lambda c: (SCALES.index(c.scale), c.base.name, c.changes.count(" and "), c.changes)
+    )
+
+
+def _changes(record: Record) -> str:
+    usual: Any = asdict(EXPERIMENTS[record.base].settings(record.scale, record.settings["norm"]))
+    usual = json.loads(json.dumps(usual))
+    unlike = {
+        key: record.settings.get(key)
+        for key in sorted(usual | record.settings)
+        if key not in {"norm", "seed", *VARIED.get(record.experiment, ())}
+        and usual.get(key) != record.settings.get(key)
+    }
+    return " and ".join(f"{key}={_plain(value)}" for key, value in unlike.items())
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
