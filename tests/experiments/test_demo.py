@@ -6,11 +6,10 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
+from pages import Page
 from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
@@ -45,33 +44,6 @@ def _one_thread():
 
 def run_demo(*options: str):
     return CliRunner().invoke(app, ["demo", *options])
-
-
-class Page(HTMLParser):
-    """What a test asks of a page: its text, its addresses, its tags, and that every tag is closed."""
-
-    VOID = ("meta", "link", "img")
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.open, self.tags, self.addresses, self.text = [], [], [], ""
-        self.feed(path.read_text(encoding="utf-8"))
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
 
 
 # The command
