@@ -67,7 +67,9 @@ class TerminalDisplay:
     def row(self, row: Row) -> None:
         """Metrics were logged."""
         metrics = {key: value for key, value in row.items() if isinstance(value, float)}
-        text = "  ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in list(metrics.items())[:SHOWN])
+        text = "diverged  " * row.get("diverged", False) + "  ".join(
+            f"{key.replace('_', ' ')} {value:.4g}" for key, value in list(metrics.items())[:SHOWN]
+        )
         if self._task is not None:
             self._progress.update(self._task, metrics=text)
         if not self._console.is_terminal:

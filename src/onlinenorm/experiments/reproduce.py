@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from onlinenorm.experiments import options
+from onlinenorm.experiments.errors import ExperimentError
 from onlinenorm.experiments.options import check, split_changes
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def reproduce(
         norms = tuple(part.strip() for part in norm.split(",")) if norm else experiment.norms
         for part in norms:
             check("--norm", part, experiment.allowed)
+            if norms.count(part) > 1:
+                raise ExperimentError(f"--norm {part}: given more than once.")
         count = runs or experiment.runs[scale]  # type: ignore[index]
         seeds = tuple(range(seed, seed + count))
         request = Request(scale, norms, seeds, precision, base, split_changes(change or ()))  # type: ignore[arg-type]

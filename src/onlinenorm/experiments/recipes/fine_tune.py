@@ -102,7 +102,7 @@ def adapt(model: nn.Module, s: Settings) -> nn.Module:
     if s.norm == "batch":
         return model
     if s.norm == "online":
-        return convert(model, alpha_fwd=s.alpha_fwd, alpha_bwd=s.alpha_bwd)
+        return convert(model, alpha_fwd=s.alpha_fwd, alpha_bwd=s.alpha_bwd, report=None)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, _BatchNorm):
             channels = layer.num_features
