@@ -168,6 +168,10 @@ def test_the_best_cell_is_the_deepest(highest):
     assert len([rect for rect in parsed(chart).iter("rect") if rect.get("class") == "mark"]) == 1
 
 
+def test_zero_on_a_grid():
+    assert text(heat_map("", {(0.0, 1024.0): 1.0}, "", "", "{:.1f}")).split()[1:] == ["0", "1k"]
+
+
 def test_failures_in_a_heat_map_are_crosses():
     chart = heat_map("", {(2, 2): math.inf, (4, 2): 1.0}, "", "", "{:.1f}", highest=False)
     assert "×" in text(chart)

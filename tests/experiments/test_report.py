@@ -22,6 +22,7 @@ from onlinenorm.experiments.report import report
 from onlinenorm.experiments.report.collect import collect
 from onlinenorm.experiments.report.figures import reproducibility
 from onlinenorm.experiments.report.page import _ranges
+from onlinenorm.hyperparameters import decay_of
 
 app = typer.Typer()
 app.command()(report)
@@ -116,6 +117,26 @@ def test_experiments_over_others_are_kept_apart(tmp_path):
     for on in ("mlp", "cifar10"):
         make_runs(tmp_path, "batch-size", on=on, seeds=[0])
     assert [c.base.name for c in collect(tmp_path).comparisons["batch-size"]] == ["cifar10", "mlp"]
+
+
+def test_sweeps_over_the_decays_are_maps_too(tmp_path):
+    decays = [(2, 2), (2, 128), (1024, 2), (1024, 128)]
+    for forward, backward in decays:
+        settings = replace(job().settings, alpha_fwd=decay_of(forward), alpha_bwd=decay_of(backward))
+        make_record(tmp_path, replace(job(), name="sweep-mlp", settings=settings)).write()
+    make_runs(tmp_path, "decay-sweep", on="mlp", seeds=[0])
+    found = collect(tmp_path).comparisons["decay-sweep"]
+    assert sorted(len(comparison.finished) for comparison in found) == [4, 49]
+    html = _html(tmp_path)
+    assert html.count("forward horizon, samples</text>") == 2
+    assert "of 4 cells" in html
+
+
+def test_sweeps_over_other_settings_have_maps_of_their_own(tmp_path):
+    for rate in (0.1, 0.2):
+        settings = replace(job().settings, learning_rate=rate)
+        make_record(tmp_path, replace(job(), name="sweep-mlp", settings=settings)).write()
+    assert str(tmp_path / "sweep-mlp" / "cpu") in page_over(tmp_path).text
 
 
 def test_a_run_that_is_not_finished_is_named_and_does_not_count(tmp_path):

@@ -294,7 +294,7 @@ def _figure(title: str, description: str, height: float, parts: Sequence[str]) -
 
 
 def _horizon(value: float) -> str:
-    return f"{value / 1024:g}k" if value % 1024 == 0 else f"{value:g}"
+    return f"{value / 1024:g}k" if value and value % 1024 == 0 else f"{value:g}"
 
 
 def _width(text: str) -> float:

@@ -13,9 +13,12 @@ from onlinenorm.experiments.normalizers import NORMALIZERS
 from onlinenorm.experiments.recipes import EXPERIMENTS
 from onlinenorm.experiments.runs import Record, read_record
 
+DECAYS = "decay-sweep"  # the section where the runs of `onlinenorm sweep` over decay factors go as well
+SWEEP = "sweep-"  # what the names of these begin with, before the experiment's
+
 # Settings that differ between runs that are compared, as they are what the comparison is about.
 VARIED: Mapping[str, set[str]] = {
-    "decay-sweep": {"alpha_fwd", "alpha_bwd"},
+    DECAYS: {"alpha_fwd", "alpha_bwd"},
     "batch-size": {"batch_size", "learning_rate", "momentum", "epochs", "images", "drop_after"},
     "fine-tune": {"start"},
 }
@@ -52,9 +55,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Collection:
-    """All runs below a directory, by experiment; and what was left out, in words."""
+    """All runs below a directory.
+
+    Attributes:
+        comparisons: by experiment.
+        elsewhere: where sweeps over other settings than the decay factors have drawn maps of their own.
+        left_out: what cannot be read, in words.
+    """
 
     comparisons: dict[str, list[Comparison]]
+    elsewhere: list[Path]
     left_out: list[str]
 
 
@@ -71,10 +81,20 @@ def collect(out: Path) -> Collection:
             record = read_record(path.parent)
             if fault := _fault(record, out):
                 raise ExperimentError(f"{path} {fault}. Move it away.")
-            records[record.experiment].append(record)
+            records[_section(record)].append(record)
         except ExperimentError as error:
             left_out.append(str(error))
-    return Collection({name: _compare(EXPERIMENTS[name], found) for name, found in records.items()}, left_out)
+    comparisons = {name: _compare(EXPERIMENTS[name], found) for name, found in records.items()}
+    others = [comparison for comparison in comparisons[DECAYS] if not _is_map(comparison)]
+    comparisons[DECAYS] = [comparison for comparison in comparisons[DECAYS] if _is_map(comparison)]
+    elsewhere = {record.directory.parent for other in others for record in (*other.finished, *other.unfinished)}
+    return Collection(comparisons, sorted(elsewhere), left_out)
+
+
+def _is_map(comparison: Comparison) -> bool:
+    """Whether the decay factors were varied."""
+    records = (*comparison.finished, *comparison.unfinished)
+    return len({(record.settings["alpha_fwd"], record.settings["alpha_bwd"]) for record in records}) > 1
 
 
 def _fault(record: Record, out: Path) -> str | None:
@@ -82,12 +102,12 @@ def _fault(record: Record, out: Path) -> str | None:
     for name, kind in TYPES.items():
         if not isinstance(getattr(record, name), kind):
             return f"has no proper {name!r}: {getattr(record, name)!r}"
-    if not {record.experiment, record.base} <= set(EXPERIMENTS) or record.scale not in SCALES:
+    if not {_section(record), record.base} <= set(EXPERIMENTS) or record.scale not in SCALES:
         return f"is of an experiment that is not known here: {record.experiment}, scale {record.scale}"
     if record.directory.relative_to(out).parts != (record.experiment, record.scale, record.label):
         return f"belongs into {out / record.experiment / record.scale / record.label}"
     base, norm = EXPERIMENTS[record.base], record.settings.get("norm")
-    if norm not in {*EXPERIMENTS[record.experiment].allowed, *base.allowed}:
+    if norm not in {*EXPERIMENTS[_section(record)].allowed, *base.allowed}:
         return f"has a normaliser that {record.experiment} does not have: {norm!r}"
     if not isinstance(record.settings.get("seed"), int):
         return "has no seed"
@@ -104,18 +124,22 @@ def _fault(record: Record, out: Path) -> str | None:
     return None
 
 
+def _section(record: Record) -> str:
+    return DECAYS if record.experiment == SWEEP + record.base else record.experiment
+
+
 def _compare(experiment: Experiment, records: Sequence[Record]) -> list[Comparison]:
     """Put runs together that may be compared; the paper's scale and few changes first."""
     norms = list(NORMALIZERS)
     records = sorted(records, key=lambda r: norms.index(r.settings["norm"]) if r.settings["norm"] in norms else 99)
-    found: dict[tuple[str, Scale, str], Comparison] = {}
+    found: dict[tuple[str, ...], Comparison] = {}
     own: list[Record] = []
     stages: list[Record] = []  # what another experiment's recipe does first for this one
     for record in records:
         (own if record.base == experiment.name or experiment.on else stages).append(record)
     for record in own:
         changes = _changes(record)
-        key = (record.base, record.scale, changes)
+        key = (record.experiment, record.base, record.scale, changes)
         comparison = found.setdefault(key, Comparison(experiment, EXPERIMENTS[record.base], record.scale, changes))
         (comparison.finished if record.finished else comparison.unfinished).append(record)
     for record in stages:
@@ -133,8 +157,7 @@ def _changes(record: Record) -> str:
     unlike = {
         key: record.settings.get(key)
         for key in sorted(usual | record.settings)
-        if key not in {"norm", "seed", *VARIED.get(record.experiment, ())}
-        and usual.get(key) != record.settings.get(key)
+        if key not in {"norm", "seed", *VARIED.get(_section(record), ())} and usual.get(key) != record.settings.get(key)
     }
     return " and ".join(f"{key}={_plain(value)}" for key, value in unlike.items())
 

@@ -4,18 +4,18 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from onlinenorm.experiments.charts import Axis, Box, Line, box_chart, heat_map, line_chart, ticks
 from onlinenorm.experiments.experiment import Experiment, Metric
 from onlinenorm.experiments.normalizers import NORMALIZERS
-from onlinenorm.experiments.paper import REPORTED, Best, best, over_runs
+from onlinenorm.experiments.paper import REPORTED, Best, best, number, over_runs
 from onlinenorm.experiments.recipes import batch_size, fine_tune
 from onlinenorm.experiments.report.collect import Comparison
 from onlinenorm.experiments.runs import Record
 from onlinenorm.hyperparameters import horizon_of
 
 BEGINNING = 1 / 5  # the share of the epochs that may be cut off, so that the end can be told apart
-PAPER_DECAYS = {"cifar10": (1024, 128), "mlp": (1000, 100)}
 
 
 def draw(comparison: Comparison) -> list[str]:
@@ -99,19 +99,40 @@ def reproducibility(experiment: Experiment, records: Sequence[Record]) -> str:
 
 
 def decay_map(comparison: Comparison) -> list[str]:
-    """The best metric over both horizons, median over the runs; the paper's choice is framed."""
+    """The best metric over both horizons, median over the runs; the cell nearest to the paper's choice is framed."""
+    metric, cells = over_decays(comparison)
+    paper = _horizons(vars(comparison.base.settings("paper", comparison.finished[0].settings["norm"])))
+    nearest = min(cells, key=lambda at: sum(abs(math.log(a / b)) for a, b in zip(at, paper, strict=True)))
+    form = "{:.1f}" if metric.form == "{:.2f}" else metric.form
+    axes = ("forward horizon, samples", "backward horizon, samples")
+    return [heat_map(_capital(metric.label), cells, *axes, form, metric.best == "highest", [nearest])]
+
+
+def best_decays(comparison: Comparison) -> str:
+    """Where the map is best, and how much of it is nearly as good, in words."""
+    metric, cells = over_decays(comparison)
+    sign = 1 if metric.best == "highest" else -1
+    (forward, backward), top = max(cells.items(), key=lambda cell: sign * cell[1])
+    near = sum(sign * value >= sign * top - 0.01 * abs(top) for value in cells.values())
+    return (
+        f"Best: {number(top, metric.form)} at horizons {forward:g} forward, {backward:g} backward. "
+        f"{near} of {len(cells)} cells are within a hundredth of that. The frame marks the paper's choice, or what is "
+        f"nearest to it."
+    )
+
+
+def over_decays(comparison: Comparison) -> tuple[Metric, dict[tuple[float, float], float]]:
+    """The best metric, median over the runs, by forward and backward horizon."""
     metric = comparison.base.metric
     assert metric is not None
     found: dict[tuple[float, float], list[Record]] = {}
     for record in comparison.finished:
-        decays = (record.settings["alpha_fwd"], record.settings["alpha_bwd"])
-        forward, backward = (float(round(horizon_of(decay))) for decay in decays)
-        found.setdefault((forward, backward), []).append(record)
-    cells = {at: best([run.rows for run in runs], metric, comparison.base.x).median for at, runs in found.items()}
-    form = "{:.1f}" if metric.form == "{:.2f}" else metric.form
-    horizons = ("forward horizon, samples", "backward horizon, samples")
-    highest = metric.best == "highest"
-    return [heat_map(_capital(metric.label), cells, *horizons, form, highest, [PAPER_DECAYS[comparison.base.name]])]
+        found.setdefault(_horizons(record.settings), []).append(record)
+    return metric, {at: best([r.rows for r in runs], metric, comparison.base.x).median for at, runs in found.items()}
+
+
+def _horizons(settings: Mapping[str, Any]) -> tuple[float, float]:
+    return round(horizon_of(settings["alpha_fwd"]), 6), round(horizon_of(settings["alpha_bwd"]), 6)
 
 
 def by_batch_size(comparison: Comparison) -> list[str]:

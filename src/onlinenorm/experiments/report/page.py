@@ -11,8 +11,8 @@ from onlinenorm.experiments.experiment import SCALES, Experiment, Scale, Summary
 from onlinenorm.experiments.normalizers import NORMALIZERS
 from onlinenorm.experiments.paper import FIGURES, REDUCED, REPORTED
 from onlinenorm.experiments.recipes import EXPERIMENTS
-from onlinenorm.experiments.report.collect import Collection, Comparison
-from onlinenorm.experiments.report.figures import draw, reproducibility
+from onlinenorm.experiments.report.collect import DECAYS, Collection, Comparison
+from onlinenorm.experiments.report.figures import best_decays, draw, reproducibility
 from onlinenorm.experiments.runs import Record
 from onlinenorm.experiments.summary import compare, summarize
 
@@ -30,7 +30,7 @@ a { color: inherit } summary { cursor: pointer }
 @media (max-width: 40rem) {
   td.words { min-width: 0 } table:not(.map) :is(th, td):not(:first-child) { white-space: normal } }
 """
-DRAWN_WHOLE = ("decay-sweep",)  # figures that have every number of the table
+SHOWN = 8  # unfinished runs
 MANY = 6  # columns, more than which a phone shows by scrolling the table
 SCALE = {
     "paper": "The paper's scale",
@@ -85,6 +85,10 @@ def _section(experiment: Experiment, collection: Collection, warnings: list[str]
             results.append(result)
         runs = sum(len(comparison.finished) for comparison in comparisons)
     body = "".join(parts) or _not_run(experiment)
+    if name == DECAYS and collection.elsewhere:
+        body += (
+            f"<p>Sweeps over other settings have their maps in {escape(', '.join(map(str, collection.elsewhere)))}.</p>"
+        )
     result = next(filter(None, results), "" if parts else "not run")
     heading = (
         f"<h2>{escape(experiment.title)}</h2><p>{escape(experiment.shows[:1].upper() + experiment.shows[1:])}.</p>"
@@ -165,9 +169,10 @@ def _beside(figures: Sequence[str], experiment: Experiment) -> str:
 
 def _tables(comparison: Comparison) -> list[Summary]:
     experiment, records = comparison.experiment, comparison.finished
+    if experiment.name == DECAYS:  # the map has every number
+        return [Summary((), (), best_decays(comparison))]
     if experiment.summary is not None:
-        found = experiment.summary(records)
-        return [replace(found, rows=())] if experiment.name in DRAWN_WHOLE else [found]
+        return [experiment.summary(records)]
     return [compare(replace(experiment, metric=m), records) for m in (experiment.metric, *experiment.also) if m]
 
 
@@ -224,8 +229,10 @@ def _unfinished(records: Sequence[Record]) -> str:
     items = "".join(
         f"<li>{escape(record.label)}: {len(record.rows)} {escape(EXPERIMENTS[record.base].x)}"
         f"{'s' * (len(record.rows) != 1)} done, <code>{escape(record.command)} --resume</code></li>"
-        for record in records
+        for record in records[:SHOWN]
     )
+    if len(records) > SHOWN:
+        items += f"<li>and {len(records) - SHOWN} more</li>"
     return f"<p>Not finished, and left out above:</p><ul>{items}</ul>"
 
 
