@@ -1,9 +1,9 @@
 """Fashion-MNIST: 70,000 grey images of 28 x 28 pixels in ten classes of clothing (Xiao et al., 2017)."""
 
 import math
+import struct
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,10 +69,9 @@ def _read_idx(path: Path, dimensions: int) -> Tensor:
     """Read an idx file: two zeros, the type, how many dimensions, each one's size, then the bytes."""
     content = read_file(path)
     begin = 4 * (dimensions + 1)
-    header = np.frombuffer(content[:begin], ">u4")
-    if len(header) <= dimensions or header[0] != UNSIGNED_BYTE << 8 | dimensions:
+    if len(content) < begin or content[:4] != bytes([0, 0, UNSIGNED_BYTE, dimensions]):
         raise corrupt(str(path), f"it does not begin like an idx file of bytes with {dimensions} dimensions")
-    sizes = [int(size) for size in header[1:]]
+    sizes = struct.unpack(f">{dimensions}I", content[4:begin])
     if len(content) - begin != math.prod(sizes) or not sizes[0]:
         raise corrupt(str(path), f"{math.prod(sizes)} bytes are to follow its header, and {len(content) - begin} do")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=begin).view(sizes)
