@@ -51,7 +51,7 @@ def test_labels_are_spread():
 
 @pytest.mark.parametrize(
     ("make", "values"),
-    [(ticks, numbers), (log_ticks, positive), (two_ticks, positive), (whole_ticks, st.integers(0, 100_000))],
+    [(ticks, numbers), (log_ticks, positive), (two_ticks, positive), (whole_ticks, st.integers(0, 10**15))],
 )
 def test_ticks_enclose_the_values(make, values):
     @given(st.lists(values, min_size=1, max_size=5))

@@ -4,12 +4,15 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 import pytest
 import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from made_runs import make_record, make_runs
 from pages import Page
 from PIL import Image
@@ -122,8 +125,8 @@ def test_experiments_over_others_are_kept_apart(tmp_path):
 def test_sweeps_over_the_decays_are_maps_too(tmp_path):
     decays = [(2, 2), (2, 128), (1024, 2), (1024, 128)]
     for forward, backward in decays:
-        settings = replace(job().settings, alpha_fwd=decay_of(forward), alpha_bwd=decay_of(backward))
-        make_record(tmp_path, replace(job(), name="sweep-mlp", settings=settings)).write()
+        changed = replace(job().settings, alpha_fwd=decay_of(forward), alpha_bwd=decay_of(backward))
+        make_record(tmp_path, replace(job(), name="sweep-mlp", settings=changed)).write()
     make_runs(tmp_path, "decay-sweep", on="mlp", seeds=[0])
     found = collect(tmp_path).comparisons["decay-sweep"]
     assert sorted(len(comparison.finished) for comparison in found) == [4, 49]
@@ -134,8 +137,8 @@ def test_sweeps_over_the_decays_are_maps_too(tmp_path):
 
 def test_sweeps_over_other_settings_have_maps_of_their_own(tmp_path):
     for rate in (0.1, 0.2):
-        settings = replace(job().settings, learning_rate=rate)
-        make_record(tmp_path, replace(job(), name="sweep-mlp", settings=settings)).write()
+        changed = replace(job().settings, learning_rate=rate)
+        make_record(tmp_path, replace(job(), name="sweep-mlp", settings=changed)).write()
     assert str(tmp_path / "sweep-mlp" / "cpu") in page_over(tmp_path).text
 
 
@@ -223,6 +226,28 @@ def test_a_damaged_record_is_named_and_left_out(tmp_path, changes):
     page = Page(tmp_path / "report" / "index.html")
     assert str(path) in page.text
     assert before.split("CIFAR-10")[-1] == page.text.split("CIFAR-10")[-1]  # all below the warning
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_a_record_has_there_is_a_page(tmp_path, data):
+    name, on = data.draw(st.sampled_from([("mlp", "mlp"), ("decay-sweep", "mlp"), ("batch-size", "mlp")]))
+    out = Path(tempfile.mkdtemp(dir=tmp_path))
+    path = make_runs(out, name, "smoke", seeds=[0], on=on)[-1].directory / "run.json"
+    record = json.loads(path.read_text())
+    inside = data.draw(st.sampled_from([record, record["settings"], record["rows"][0], record["machine"]]))
+    inside[data.draw(st.sampled_from(sorted(inside)))] = data.draw(ANYTHING)
+    path.write_text(json.dumps(record))
+    ran = run_report(out)
+    assert ran.exit_code == 0, ran.output
+    Page(out / "report" / "index.html")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"jaccard": 1}', "\x00"])

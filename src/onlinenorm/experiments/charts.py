@@ -5,6 +5,7 @@ width. Every function gives the text of a <figure>. `STYLE` is their part of a p
 variables of `document.STYLE`.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -344,7 +345,7 @@ def two_ticks(values: Sequence[float]) -> list[float]:
 def whole_ticks(values: Sequence[float]) -> list[float]:
     """The first and the last value, and round whole numbers between them."""
     first, last = min(values), max(values)
-    step = next(m * 10**e for e in range(12) for m in (1, 2, 5) if (last - first) / (m * 10**e) <= 6)
+    step = next(m * 10**e for e in itertools.count() for m in (1, 2, 5) if (last - first) / (m * 10**e) <= 6)
     between = range(math.ceil(first / step) * step, math.floor(last), step)
     return sorted({first, *(float(tick) for tick in between if first + step / 2 < tick < last - step / 2), last})
 

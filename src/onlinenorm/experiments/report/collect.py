@@ -1,6 +1,7 @@
 """The runs that a report is about: found, checked, and put together with those that they may be compared with."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +30,6 @@ TYPES: Mapping[str, type | tuple[type, ...]] = {
     "commit": (str, NoneType),
     "rows": list,
 }
-NUMBER = (int, float)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def collect(out: Path) -> Collection:
 def _is_map(comparison: Comparison) -> bool:
     """Whether the decay factors were varied."""
     records = (*comparison.finished, *comparison.unfinished)
-    return len({(record.settings["alpha_fwd"], record.settings["alpha_bwd"]) for record in records}) > 1
+    return len({repr((record.settings["alpha_fwd"], record.settings["alpha_bwd"])) for record in records}) > 1
 
 
 def _fault(record: Record, out: Path) -> str | None:
@@ -107,21 +107,27 @@ def _fault(record: Record, out: Path) -> str | None:
     if record.directory.relative_to(out).parts != (record.experiment, record.scale, record.label):
         return f"belongs into {out / record.experiment / record.scale / record.label}"
     base, norm = EXPERIMENTS[record.base], record.settings.get("norm")
-    if norm not in {*EXPERIMENTS[_section(record)].allowed, *base.allowed}:
+    if not isinstance(norm, str) or norm not in {*EXPERIMENTS[_section(record)].allowed, *base.allowed}:
         return f"has a normaliser that {record.experiment} does not have: {norm!r}"
     if not isinstance(record.settings.get("seed"), int):
         return "has no seed"
+    if missing := set(asdict(base.settings(record.scale, norm))) - set(record.settings):
+        return f"has no setting {', '.join(sorted(missing))}"
     metrics = [metric.key for metric in (base.metric, *base.also) if metric]
     for row in record.rows:
-        if not isinstance(row, dict) or not isinstance(row.get(base.x), NUMBER):
+        if not isinstance(row, dict) or not _is_number(row.get(base.x)):
             return f"has a row without {base.x!r}: {row!r}"
         for key in metrics:
-            if not isinstance(row.get(key), (*NUMBER, NoneType)):
+            if row.get(key) is not None and not _is_number(row[key]):
                 return f"has a row with something other than a number for {key!r}: {row!r}"
     for key in metrics:
         if record.finished and not any(key in row for row in record.rows):
             return f"says that it finished, and has no {key!r}"
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _section(record: Record) -> str:
