@@ -67,8 +67,9 @@ def pickled_by_python_2(entries):
         )
         made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00t" + text(b"b") + b"tR"
         shape = b"(" + b"".join(map(number, value.shape)) + b"t"
-        content = b"T" + struct.pack("<i", value.nbytes) + value.tobytes()
-        return made + b"(K\x01" + shape + dtype + b"\x89" + content + b"tb"
+        column_major = not value.flags.c_contiguous
+        content = b"T" + struct.pack("<i", value.nbytes) + value.tobytes("F" if column_major else "C")
+        return made + b"(K\x01" + shape + dtype + (b"\x88" if column_major else b"\x89") + content + b"tb"
 
     return b"\x80\x02}(" + b"".join(text(key) + value_of(value) for key, value in entries.items()) + b"u."
 
@@ -124,6 +125,13 @@ def test_reads_what_is_published(tmp_path, spec, form, where):
         unpacked(tmp_path / layout.directory, files)
         given = tmp_path / layout.directory if where == "directory" else tmp_path
     check(read(spec, given), spec)
+
+
+@both
+def test_arrays_pickled_column_by_column(tmp_path, spec):
+    parts = [(np.asfortranarray(pixels), *labels) for pixels, *labels in made(spec)]
+    unpacked(tmp_path, {name: python(spec, *part) for name, part in zip(spec.python.files, parts, strict=True)})
+    check(read(spec, tmp_path), spec)
 
 
 @pytest.mark.parametrize("spec", [CIFAR_10, CIFAR_100], ids=title)

@@ -139,34 +139,35 @@ def _decode_binary(cifar: Cifar, content: bytes, count: int) -> Part:
 def _decode_pickle(cifar: Cifar, content: bytes, count: int) -> Part:
     try:
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-        pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[cifar.key])
+        _, shape, dtype, column_major, pixels = batch[b"data"].state
+        labels = np.asarray(batch[cifar.key])
     except Exception as error:  # what it is depends on where the pickle broke
         raise ValueError(f"it cannot be unpickled ({error!r})") from error
-    if (
-        pixels.dtype != np.uint8
-        or pixels.shape != (count, PIXELS)
-        or labels.shape != (count,)
-        or labels.dtype.kind != "i"
-    ):
-        raise ValueError(f"{count:,} images of {PIXELS:,} bytes are wanted, and as many labels")
-    return pixels, labels
-
-
-ARRAYS = {  # what the pickles need to make arrays
-    "_reconstruct": np.zeros(0).__reduce__()[0],  # in numpy.core.multiarray, which later versions call _core
-    "ndarray": np.ndarray,
-    "dtype": np.dtype,
-}
+    if (shape, dtype.arguments[0], len(pixels)) != ((count, PIXELS), b"u1", count * PIXELS):
+        raise ValueError(f"{count:,} images of {PIXELS:,} bytes are wanted")
+    if labels.shape != (count,) or labels.dtype.kind != "i":
+        raise ValueError(f"{count:,} labels are wanted")
+    return np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if column_major else "C"), labels
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes arrays and nothing else: a pickle from elsewhere could otherwise call any function."""
+    """Calls nothing and makes nothing that a pickle asks for: it could be any function, or an array that is none."""
 
     def find_class(self, module: str, name: str) -> Any:
         """What a name in the pickle stands for."""
-        if module.split(".")[0] != "numpy" or name not in ARRAYS:
+        if (module.split(".")[0], name) not in (("numpy", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype")):
             raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
-        return ARRAYS[name]
+        return _Described
+
+
+class _Described:
+    """In place of an array or its type: what the pickle says of it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
 def _images(cifar: Cifar, parts: list[Part]) -> Images:

@@ -149,7 +149,7 @@ class FolderBatches:
         loader = DataLoader(
             _Decoder(self.images.paths, self.images.size),
             batch_size=None,  # the decoder makes whole batches
-            sampler=[list(zip(order[s].tolist(), seeds[s].tolist(), strict=True)) for s in self.shares],
+            sampler=(list(zip(order[s].tolist(), seeds[s].tolist(), strict=True)) for s in self.shares),
             num_workers=self.workers,
             pin_memory=self.device is not None and torch.device(self.device).type == "cuda",
             generator=torch.Generator(),  # its own, as it draws a number that nothing depends on

@@ -115,7 +115,8 @@ def _unpack(archive: Path, names: Iterable[str]) -> dict[str, bytes]:
             while stream.read(2**20):
                 pass
         return content
-    except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, RuntimeError) as error:
+        # zipfile's RuntimeError is that it does not know the compression, or wants a password: the flags are broken
         raise corrupt(str(archive), str(error)) from error
     except OSError as error:
         raise ExperimentError(f"Cannot read {archive}: {error.strerror}.") from error
