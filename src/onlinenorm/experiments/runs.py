@@ -214,7 +214,7 @@ class Run(Generic[S]):
         """Take a training loss into the epoch's mean."""
         self._losses.append(loss.detach())
 
-    def log(self, **values: float) -> None:
+    def log(self, **values: float | str | list[float]) -> None:
         """Note one row of metrics: those of this epoch, or of whatever else the experiment is indexed by."""
         row: Row = {**self._index}
         if self._losses:

@@ -2,14 +2,30 @@
 
 from onlinenorm.experiments.errors import ExperimentError
 from onlinenorm.experiments.experiment import Experiment
-from onlinenorm.experiments.recipes import batch_size, cifar, decay_sweep, fine_tune, mlp
+from onlinenorm.experiments.recipes import (
+    activation_growth,
+    batch_size,
+    cifar,
+    decay_sweep,
+    fine_tune,
+    gradient_bias,
+    memory,
+    mlp,
+    two_elements,
+    weight_equilibrium,
+)
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
+        two_elements.EXPERIMENT,
+        gradient_bias.EXPERIMENT,
+        activation_growth.EXPERIMENT,
+        weight_equilibrium.EXPERIMENT,
         cifar.CIFAR10,
         cifar.CIFAR100,
         mlp.EXPERIMENT,
+        memory.EXPERIMENT,
         decay_sweep.EXPERIMENT,
         batch_size.EXPERIMENT,
         fine_tune.EXPERIMENT,
