@@ -14,7 +14,7 @@ from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -119,6 +119,7 @@ class Workers:
     def __init__(self, count: int, work: Work, claims: Claims) -> None:
         self._claims = claims
         self._workers: dict[str, tuple[BaseProcess, Connection]] = {}  # those not known to have ended
+        self._interrupted = False
         spawn = multiprocessing.get_context("spawn")
         gpus, threads = _gpus(work.device), max(1, cores() // count)
         for i in range(count):
@@ -129,12 +130,10 @@ class Workers:
             self._workers[name] = (process, listen)
 
     def __enter__(self) -> "Workers":
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process, which then stops them
-        try:
-            for process, _ in self._workers.values():
-                process.start()
-        finally:
-            signal.signal(signal.SIGINT, before)
+        self._before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the workers inherit
+        for process, _ in self._workers.values():
+            process.start()
+        signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -143,6 +142,10 @@ class Workers:
         for name, (process, _) in self._workers.items():
             process.join()
             self._claims.free(name)
+        signal.signal(signal.SIGINT, self._before)
+
+    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
+        self._interrupted = True  # an exception here and now could leave the storage locked
 
     @property
     def at_work(self) -> bool:
@@ -150,7 +153,13 @@ class Workers:
         return bool(self._workers)
 
     def wait(self) -> list[str]:
-        """Pause; returns what went wrong meanwhile, in words."""
+        """Pause; returns what went wrong meanwhile, in words.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        if self._interrupted:
+            raise KeyboardInterrupt
         wait([process.sentinel for process, _ in self._workers.values()], timeout=PAUSE)
         wrong = []
         for name, (process, listen) in list(self._workers.items()):
