@@ -139,15 +139,17 @@ def _decode_binary(cifar: Cifar, content: bytes, count: int) -> Part:
 def _decode_pickle(cifar: Cifar, content: bytes, count: int) -> Part:
     try:
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-        _, shape, dtype, column_major, pixels = batch[b"data"].state
+        _, shape, dtype, column_major, values = batch[b"data"].state
+        is_bytes = dtype.arguments[0] in (b"u1", "u1")  # as Python 2 and 3 write it
+        pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if column_major else "C")
         labels = np.asarray(batch[cifar.key])
     except Exception as error:  # what it is depends on where the pickle broke
         raise ValueError(f"it cannot be unpickled ({error!r})") from error
-    if (shape, dtype.arguments[0], len(pixels)) != ((count, PIXELS), b"u1", count * PIXELS):
+    if not is_bytes or pixels.shape != (count, PIXELS):
         raise ValueError(f"{count:,} images of {PIXELS:,} bytes are wanted")
     if labels.shape != (count,) or labels.dtype.kind != "i":
         raise ValueError(f"{count:,} labels are wanted")
-    return np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if column_major else "C"), labels
+    return pixels, labels
 
 
 class _Unpickler(pickle.Unpickler):
