@@ -8,6 +8,8 @@ from typing import Any
 
 from onlinenorm.experiments.experiment import Job, Request, Scale
 from onlinenorm.experiments.recipes import EXPERIMENTS
+from onlinenorm.experiments.recipes.activation_growth import cases
+from onlinenorm.experiments.recipes.memory import SUBJECTS
 from onlinenorm.experiments.runs import Record, Row
 
 PENALTY = {"online": 0.0, "batch": 0.1, "group": 1.8, "instance": 1.9, "layer": 4.0, "none": 5.0, "frozen": 0.5}
@@ -95,4 +97,60 @@ def _segmentation(job: Job, s: Any, chance: random.Random) -> list[Row]:
     return rows
 
 
-MADE = {"unet": _segmentation}
+def _two_elements(job: Job, s: Any, chance: random.Random) -> list[Row]:
+    grid = [s.extent * (2 * i / (s.points - 1) - 1) for i in range(s.points)]
+    step = {"batch": lambda a, b: (a > b) - (a < b), "online": lambda a, b: a}[s.norm]
+    flat = 1.0 if s.norm == "batch" else 0.0
+    return [
+        {"x1": a, "x2": grid, "y1": [float(step(a, b)) for b in grid], "slope": [1 - flat for _ in grid], "flat": flat}
+        for a in grid
+    ]
+
+
+def _gradient_bias(job: Job, s: Any, chance: random.Random) -> list[Row]:
+    factor = {"batch": 80, "online": 100}[s.norm]
+    angles = {n: factor / n**0.7 * chance.uniform(0.9, 1.1) for n in s.samples}
+    return [{"samples": n, "angle": angle, "angle_of_all": angle} for n, angle in angles.items()]
+
+
+def _activation_growth(job: Job, s: Any, chance: random.Random) -> list[Row]:
+    rows = []
+    for layer in range(1, s.depth + 1):
+        sizes: Row = {"layer": layer}
+        for case in cases(s):
+            growth = 0.0 if case.layer_scaling else 3 * case.noise + 0.7 * (1 - case.underestimate)
+            size = math.exp(layer * growth * chance.uniform(0.9, 1.1))
+            sizes[case.name] = size if size < 1e25 else None
+        rows.append(sizes)
+    return rows
+
+
+def _weight_equilibrium(job: Job, s: Any, chance: random.Random) -> list[Row]:
+    rows = []
+    for step in range(s.window, s.steps + 1, s.window):
+        row: Row = {"step": step}
+        for start in s.starts:
+            row[f"length_{start:g}"] = 2 * start ** math.exp(-4 * step / s.steps) * chance.uniform(0.98, 1.02)
+            row[f"predicted_{start:g}"] = 2.0 * chance.uniform(0.98, 1.02)
+            row[f"by_mean_{start:g}"] = 1.9
+        rows.append(row)
+    return rows
+
+
+def _memory(job: Job, s: Any, chance: random.Random) -> list[Row]:
+    cases = [(name, size) for name in SUBJECTS for size in s.batch_sizes]
+    counted = {"network": "", "batch_size": 0, "activations": 0.0, "peak": 0.0, "device": "meta"}
+    return [
+        {"case": i, **counted, "network": name, "batch_size": size, "activations": 0.5 * size, "peak": 0.6 * size}
+        for i, (name, size) in enumerate(cases, 1)
+    ]
+
+
+MADE = {
+    "unet": _segmentation,
+    "two-elements": _two_elements,
+    "gradient-bias": _gradient_bias,
+    "activation-growth": _activation_growth,
+    "weight-equilibrium": _weight_equilibrium,
+    "memory": _memory,
+}

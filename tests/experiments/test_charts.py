@@ -47,6 +47,8 @@ def text(figure: str) -> str:
 
 def test_labels_are_spread():
     assert spread([10, 12, 11, 50], gap=16) == pytest.approx([-5, 27, 11, 50], abs=0.1)
+    assert spread([100, 100, 100], gap=16, limits=(0, 100)) == pytest.approx([68, 84, 100], abs=0.1)
+    assert spread([0, 0, 90], gap=16, limits=(0, 100)) == pytest.approx([0, 16, 90], abs=0.1)
 
 
 @pytest.mark.parametrize(

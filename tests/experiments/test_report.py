@@ -23,8 +23,8 @@ from onlinenorm.experiments.paper import FIGURES, REPORTED
 from onlinenorm.experiments.recipes import EXPERIMENTS
 from onlinenorm.experiments.report import report
 from onlinenorm.experiments.report.collect import collect
-from onlinenorm.experiments.report.figures import reproducibility
 from onlinenorm.experiments.report.page import _ranges
+from onlinenorm.experiments.report.training import reproducibility
 from onlinenorm.hyperparameters import decay_of
 
 app = typer.Typer()

@@ -26,6 +26,7 @@ svg .dashed { stroke-dasharray: 6 4 } svg .band { fill: var(--shown); fill-opaci
 svg .lead { stroke: var(--shown) } svg circle { fill: var(--shown) }
 svg .box { fill: var(--shown); fill-opacity: .25; stroke: var(--shown); stroke-width: 1.5 }
 svg .reference { stroke: var(--faint); stroke-width: 1.5; fill: none }
+svg .facet { stroke: var(--faint); stroke-width: .4; stroke-linejoin: round }
 svg .cell { font-size: 10px; text-anchor: middle } svg .mark { fill: none; stroke: #d55e00; stroke-width: 2.5 }
 """
 
@@ -33,7 +34,8 @@ WIDTH, HEIGHT = 380, 270
 TOP, BOTTOM = 10, 40
 DOTS = 40  # longer curves are drawn without a dot at each point
 ROW = 40  # of a box chart
-PALE, DEEP = (238, 245, 252), (8, 64, 129)  # a heat map's colours, told apart by lightness alone
+PALE, DEEP = (238, 245, 252), (8, 64, 129)  # of heat maps and surfaces: told apart by lightness alone
+FACETS = 20  # of a surface, along each side
 
 Point = tuple[float, float]
 
@@ -99,8 +101,8 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, form: str = 
     drawn = [(line, points) for line, points in drawn if points]
     if not drawn:
         return empty(title)
-    heights = [value for line, points in drawn for value in (*(v for _, v in points), *_edges(line, y))]
-    y_ticks = y.ticks(y.limits or heights)
+    shown = [value for line, points in drawn for value in (*(v for _, v in points), *_edges(line, y))]
+    y_ticks = y.ticks(y.limits or shown)
     x_ticks = x.ticks([p for _, points in drawn for p, _ in points])
     if y.limits:
         y_ticks = [tick for tick in y_ticks if y.limits[0] <= tick <= y.limits[1]]
@@ -127,7 +129,8 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, form: str = 
         parts.append("</g>")
     parts.append("</svg>" * cut)
     ends = [(at_x(points[-1][0]), min(max(at_y(points[-1][1]), TOP), HEIGHT - BOTTOM)) for _, points in drawn]
-    for (line, _), (a, b), height in zip(drawn, ends, spread([b for _, b in ends], gap=16), strict=True):
+    heights = spread([b for _, b in ends], gap=16, limits=(TOP, HEIGHT - BOTTOM))
+    for (line, _), (a, b), height in zip(drawn, ends, heights, strict=True):
         parts.append(
             f'{_group(line.colour)}<path class="lead" d="M{a + 3:.1f} {b:.1f}L{right + 10:.1f} {height:.1f}"/>'
         )
@@ -209,11 +212,10 @@ def heat_map(
     parts = []
     for (a, b), value in cells.items():
         share = min(max((value - worst) / (best - worst), 0), 1) if best != worst and math.isfinite(value) else 0.0
-        colour = [round(p + (d - p) * share) for p, d in zip(PALE, DEEP, strict=True)]
         u, v = corner(a, b)
         text = form.format(value) if math.isfinite(value) else "×"
         parts.append(
-            f'<rect x="{u:.1f}" y="{v:.1f}" width="{width:.1f}" height="{height}" fill="rgb{tuple(colour)}">'
+            f'<rect x="{u:.1f}" y="{v:.1f}" width="{width:.1f}" height="{height}" fill="{_shade(share)}">'
             f"<title>{escape(x)} {a:g}, {escape(y)} {b:g}: {text}</title></rect>"
             f'<text class="cell" x="{u + width / 2:.1f}" y="{v + 15:.1f}" fill="{"#fff" if share > 0.5 else "#000"}" '
             f'pointer-events="none">{text}</text>'
@@ -235,6 +237,47 @@ def heat_map(
     turn = f'transform="rotate(-90 10 {middle:.1f})"'
     parts.append(f'<text class="tick" x="10" y="{middle:.1f}" text-anchor="middle" {turn}>{escape(y)}</text>')
     return _figure(title, f"{title}; best {form.format(best)}", bottom + 36, parts)
+
+
+def surface(title: str, heights: Mapping[Point, float], x: str, y: str, limits: Point, form: str = "{:.3g}") -> str:
+    """Heights over a grid, deeper where higher; x grows to the back, y to the front.
+
+    Args:
+        title: of the figure.
+        heights: at each (x, y).
+        x: name of the first axis.
+        y: name of the second.
+        limits: the lowest and the highest that would fit, so that surfaces can be compared.
+        form: of numbers.
+    """
+    columns, rows = (sorted(set(values)) for values in zip(*heights, strict=True))
+    columns, rows = (sorted({*values[:: math.ceil(len(values) / FACETS)], values[-1]}) for values in (columns, rows))
+    columns.reverse()
+    across, down = (size / max(len(columns) + len(rows) - 2, 1) for size in (300, 150))
+    low, high = limits
+
+    def share(i: int, j: int) -> float:
+        return (heights[columns[i], rows[j]] - low) / ((high - low) or 1)
+
+    def place(i: int, j: int, raised: float) -> Point:
+        return WIDTH / 2 + across * (j - i), TOP + 110 + down * (i + j) - 100 * raised
+
+    parts = []
+    for i, j in sorted(itertools.product(range(len(columns) - 1), range(len(rows) - 1)), key=sum):
+        corners = {corner: share(*corner) for corner in ((i, j), (i + 1, j), (i + 1, j + 1), (i, j + 1))}
+        path = "L".join(f"{u:.1f} {v:.1f}" for u, v in (place(*at, raised) for at, raised in corners.items()))
+        parts.append(f'<path class="facet" fill="{_shade(statistics.fmean(corners.values()))}" d="M{path}Z"/>')
+    front = place(len(columns) - 1, len(rows) - 1, 0)
+    for corner, turn, label in (
+        (place(len(columns) - 1, 0, 0), 26.6, f"{_signed(rows[0])}  {y}  {_signed(rows[-1])}"),
+        (place(0, len(rows) - 1, 0), -26.6, f"{_signed(columns[-1])}  {x}  {_signed(columns[0])}"),
+    ):
+        u, v = (corner[0] + front[0]) / 2, (corner[1] + front[1]) / 2 + 18
+        turned = f'text-anchor="middle" transform="rotate({turn} {u:.1f} {v:.1f})"'
+        parts.append(f'<text class="tick" x="{u:.1f}" y="{v:.1f}" {turned}>{escape(label)}</text>')
+    lowest, highest = (form.format(value).replace("-", "−") for value in (min(heights.values()), max(heights.values())))
+    parts.append(f'<text class="tick" x="0" y="{TOP + 4}">{lowest} to {highest}</text>')
+    return _figure(title, f"{title}; from {lowest} to {highest}", front[1] + 24, parts)
 
 
 def empty(title: str) -> str:
@@ -294,6 +337,14 @@ def _figure(title: str, description: str, height: float, parts: Sequence[str]) -
     return f"<figure><figcaption>{escape(title)}</figcaption>{open_svg}{''.join(parts)}</svg></figure>"
 
 
+def _shade(share: float) -> str:
+    return "rgb({},{},{})".format(*(round(p + (d - p) * share) for p, d in zip(PALE, DEEP, strict=True)))
+
+
+def _signed(value: float) -> str:
+    return f"{value:g}".replace("-", "−")
+
+
 def _horizon(value: float) -> str:
     return f"{value / 1024:g}k" if value and value % 1024 == 0 else f"{value:g}"
 
@@ -350,8 +401,8 @@ def whole_ticks(values: Sequence[float]) -> list[float]:
     return sorted({first, *(float(tick) for tick in between if first + step / 2 < tick < last - step / 2), last})
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move labels apart until neighbours are `gap` away, around where they want to be."""
+def spread(heights: Sequence[float], gap: float, limits: Point = (-math.inf, math.inf)) -> list[float]:
+    """Move labels apart until neighbours are `gap` away, around where they want to be but within the limits."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     placed = [heights[i] for i in order]
     for _ in range(100):
@@ -360,4 +411,11 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
             if lack > 1e-3:
                 placed[i] -= lack / 2
                 placed[i + 1] += lack / 2
+    low, high = limits
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i], high)
+        high = placed[i] - gap
+    for i in range(len(placed)):
+        placed[i] = max(placed[i], low)
+        low = placed[i] + gap
     return [placed[order.index(i)] for i in range(len(heights))]

@@ -396,7 +396,9 @@ FIGURES: Final[Mapping[str, Figure]] = {  # by experiment
         "Table 1",
         "Memory for training (GB)",
         "What training needs with Online Normalization, and with Batch Normalization at batch sizes 32 and 128. The "
-        "numbers for U-Nets are modelled. Memory grows in proportion to the batch; with volumes batches do not fit.",
+        "numbers for U-Nets are modelled. ResNet-50 stands there twice: with 1, 2 and 4 GB, and as PyTorch trains it, "
+        "which keeps several copies of activations, with 2, 5 and 15. Memory grows with the batch, and with volumes "
+        "batches do not fit.",
     ),
     "decay-sweep": Figure(
         "Figure 15",

@@ -1,7 +1,7 @@
 """The report's page: each table and figure of the paper beside what was measured."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from html import escape
 
 import onlinenorm
@@ -9,18 +9,21 @@ from onlinenorm.experiments.charts import STYLE as CHART_STYLE
 from onlinenorm.experiments.document import document, dot
 from onlinenorm.experiments.experiment import SCALES, Experiment, Scale, Summary
 from onlinenorm.experiments.normalizers import NORMALIZERS
-from onlinenorm.experiments.paper import FIGURES, REDUCED, REPORTED
+from onlinenorm.experiments.paper import FIGURES, MEMORY, REPORTED
 from onlinenorm.experiments.recipes import EXPERIMENTS
 from onlinenorm.experiments.report.collect import DECAYS, Collection, Comparison
-from onlinenorm.experiments.report.figures import best_decays, draw, reproducibility
+from onlinenorm.experiments.report.figures import draw
+from onlinenorm.experiments.report.findings import finding
+from onlinenorm.experiments.report.training import best_decays, reproducibility
 from onlinenorm.experiments.runs import Record
 from onlinenorm.experiments.summary import compare, summarize
 
 STYLE = """
 body { max-width: 70rem }
 section { border-top: 1px solid var(--line); margin-top: 2.5rem } h3 { font-size: 1rem; margin: 1.5rem 0 .5rem }
+.charts > aside { align-self: start }
 aside h4 { margin: 0 0 .25rem; font-size: .9rem } aside p { margin: .25rem 0; font-size: .9rem }
-th.words, td.words, .contents td { white-space: normal; text-align: left } td.words { min-width: 9rem }
+th.words, td.words { white-space: normal; text-align: left } td.words { min-width: 9rem }
 .scroll { margin-top: .75rem }
 pre, code { font-size: .85rem } code { overflow-wrap: anywhere }
 pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .5rem .75rem }
@@ -28,7 +31,7 @@ dl.source { grid-template-columns: auto minmax(0, 1fr); color: var(--faint); fon
 .warning { border-left: .25rem solid #d55e00; padding-left: .75rem; overflow-wrap: anywhere }
 a { color: inherit } summary { cursor: pointer }
 @media (max-width: 40rem) {
-  td.words { min-width: 0 } table:not(.map) :is(th, td):not(:first-child) { white-space: normal } }
+  td.words { min-width: 0 } .contents td, table:not(.map) :is(th, td):not(:first-child) { white-space: normal } }
 """
 SHOWN = 8  # unfinished runs
 MANY = 6  # columns, more than which a phone shows by scrolling the table
@@ -105,13 +108,13 @@ def _comparison(comparison: Comparison, warnings: list[str]) -> tuple[str, str]:
     if comparison.finished:
         try:
             figures, tables = draw(comparison), _tables(comparison)
+            found = finding(comparison, tables[0])
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # rows unlike the recipe's
             warnings.append(f"{comparison.experiment.name}, {heading}: {type(error).__name__} {error}.")
             body = "<p>These runs could not be put together.</p>"
         else:
             body = _beside(figures, comparison.experiment) + "".join(map(_table, tables)) + _source(comparison.finished)
-            note = tables[0].note.removeprefix(REDUCED).strip()
-            result = f"{comparison.scale}: {note}" if note else ""
+            result = f"{comparison.scale}: {found}" if found else ""
     body += _unfinished(comparison.unfinished)
     return _titled(comparison.scale, heading, body), result
 
@@ -145,6 +148,9 @@ def _titled(scale: Scale, heading: str, body: str) -> str:
 def _not_run(experiment: Experiment) -> str:
     times = ", ".join(f"{scale} {time}" for scale, time in experiment.time.items())
     table = ""
+    if experiment.name == "memory":
+        numbers = ((name, *map(str, astuple(needed))) for name, needed in MEMORY.items())
+        table = _table(Summary(("Network", "OnlineNorm", "BatchNorm, 32", "BatchNorm, 128"), tuple(numbers)))
     for key, reported in REPORTED.get(experiment.name, {}).items():
         rows = tuple((NORMALIZERS[norm].label, str(number)) for norm, number in reported.items())
         table += _table(Summary(("Normaliser", f"Best {key}, the paper"), rows))
