@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers import GUARDS, STATE, assert_close, layer_and_reference, state_of, step
 
-from onlinenorm.torch import functional
+from onlinenorm.torch import OnlineNormAct1d, functional
 
 SHAPES = [(6, 40), (6, 5, 7), (6, 70, 20, 20)]
 BAD = [float("nan"), float("inf"), float("-inf")]
@@ -68,3 +68,16 @@ def test_other_channels_advance():
     moved = layer.running_mean != before["running_mean"]
     assert moved.tolist() == [True, False, True]
     assert layer.num_samples_tracked == 1
+
+
+@pytest.mark.parametrize("backend", ["native", "portable"])
+def test_a_closed_relu_lets_no_infinite_gradient_through(backend):
+    torch.manual_seed(0)
+    layer = OnlineNormAct1d(4, guard=None)
+    x = torch.randn(3, 4, 5)
+    x[1, 2, 3] = -9.0
+    grad = torch.randn(3, 4, 5)
+    grad[1, 2, 3] = float("inf")
+    with functional.backend(backend):
+        _, grad_x = step(layer, x, grad)
+    assert grad_x.isfinite().all()

@@ -132,19 +132,20 @@ def activated(r: Tensor, act: Act) -> Tensor:
     return r
 
 
-def slope_of_activation(r: Tensor, act: Act) -> Tensor:
-    """The activation's derivative at r."""
+def before_activation(grad: Tensor, r: Tensor, act: Act) -> Tensor:
+    """The gradient at r, the activation's input; 0 where ReLU is closed, whatever the gradient behind it."""
     match act:
-        case "relu" | "leaky_relu":
-            return torch.where(r <= 0, LEAKY_SLOPE if act == "leaky_relu" else 0.0, 1.0)
+        case "relu":
+            return torch.where(r <= 0, 0, grad)
+        case "leaky_relu":
+            return torch.where(r <= 0, LEAKY_SLOPE * grad, grad)
         case "silu":
             s = r.sigmoid()
-            return s * (1 + r * (1 - s))
+            return grad * s * (1 + r * (1 - s))
         case "gelu":
             bell: Tensor = (-0.5 * r * r).exp() * (2 * torch.pi) ** -0.5
-            slope: Tensor = r * bell + torch.special.ndtr(r)
-            return slope
-    return torch.ones_like(r)
+            return grad * (r * bell + torch.special.ndtr(r))
+    return grad
 
 
 # ---- both passes
@@ -241,7 +242,7 @@ def backward(
     inv_zeta = _inverse_zeta(y1, y2, gamma, beta, settings)
     if settings.guard == "clamp" or settings.act is not None:
         r = (yhat * gamma.to(yhat.dtype)[:, None] + beta.to(yhat.dtype)[:, None]) * inv_zeta.to(yhat.dtype)[:, :, None]
-        grad = grad * slope_of_activation(r, settings.act)
+        grad = before_activation(grad, r, settings.act)
         if settings.guard == "clamp":
             grad = torch.where(r.abs() > settings.clamp_value, 0, grad)
 
