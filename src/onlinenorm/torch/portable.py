@@ -144,7 +144,8 @@ def before_activation(grad: Tensor, r: Tensor, act: Act) -> Tensor:
             return grad * s * (1 + r * (1 - s))
         case "gelu":
             bell: Tensor = (-0.5 * r * r).exp() * (2 * torch.pi) ** -0.5
-            return grad * (r * bell + torch.special.ndtr(r))
+            slope: Tensor = r * bell + torch.special.ndtr(r)
+            return grad * slope
     return grad
 
 
