@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onlinenorm.experiments.experiment import Job, Request, Scale
+from onlinenorm.experiments.paper import REPORTED
 from onlinenorm.experiments.recipes import EXPERIMENTS
 from onlinenorm.experiments.recipes.activation_growth import cases
 from onlinenorm.experiments.recipes.memory import SUBJECTS
@@ -97,6 +98,15 @@ def _segmentation(job: Job, s: Any, chance: random.Random) -> list[Row]:
     return rows
 
 
+def _language(job: Job, s: Any, chance: random.Random) -> list[Row]:
+    least = REPORTED[job.base.name]["perplexity"][s.norm].median * chance.uniform(0.98, 1.02)
+    perplexity = [least * (1 + 4 * math.exp(-8 * epoch / s.epochs)) for epoch in range(1, s.epochs + 1)]
+    return [
+        {"epoch": i, "train_loss": math.log(p), "perplexity": p, "loss": math.log(p)}
+        for i, p in enumerate(perplexity, 1)
+    ]
+
+
 def _two_elements(job: Job, s: Any, chance: random.Random) -> list[Row]:
     grid = [s.extent * (2 * i / (s.points - 1) - 1) for i in range(s.points)]
     step = {"batch": lambda a, b: (a > b) - (a < b), "online": lambda a, b: a}[s.norm]
@@ -148,6 +158,8 @@ def _memory(job: Job, s: Any, chance: random.Random) -> list[Row]:
 
 MADE = {
     "unet": _segmentation,
+    "rnn": _language,
+    "lstm": _language,
     "two-elements": _two_elements,
     "gradient-bias": _gradient_bias,
     "activation-growth": _activation_growth,

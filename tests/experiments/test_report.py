@@ -65,6 +65,10 @@ def test_every_experiment_has_its_figures_tables_and_sources(everything):
     html = (everything / "report" / "index.html").read_text()
     assert set(EXPERIMENTS) <= set(page.ids)
     assert "Not run" not in page.text
+    results = re.findall(r'href="#([^"]+)">.*?<td class="words">([^<]*)', html)
+    assert [name for name, _ in results] == list(EXPERIMENTS)
+    for name, result in results:
+        assert re.match(r"(paper|cpu): .+", result), name
     for name, section in re.findall(r'<section id="([^"]+)">(.*?)</section>', html, re.S):
         assert "<svg" in section, name
         assert "onlinenorm reproduce" in section, name

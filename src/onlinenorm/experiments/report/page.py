@@ -92,7 +92,7 @@ def _section(experiment: Experiment, collection: Collection, warnings: list[str]
         body += (
             f"<p>Sweeps over other settings have their maps in {escape(', '.join(map(str, collection.elsewhere)))}.</p>"
         )
-    result = next(filter(None, results), "" if parts else "not run")
+    result = next(filter(None, results), "not finished" if parts else "not run")
     heading = (
         f"<h2>{escape(experiment.title)}</h2><p>{escape(experiment.shows[:1].upper() + experiment.shows[1:])}.</p>"
     )
@@ -114,7 +114,7 @@ def _comparison(comparison: Comparison, warnings: list[str]) -> tuple[str, str]:
             body = "<p>These runs could not be put together.</p>"
         else:
             body = _beside(figures, comparison.experiment) + "".join(map(_table, tables)) + _source(comparison.finished)
-            result = f"{comparison.scale}: {found}" if found else ""
+            result = f"{comparison.scale}: {found}" if comparison.scale != "smoke" else "smoke test only"
     body += _unfinished(comparison.unfinished)
     return _titled(comparison.scale, heading, body), result
 
