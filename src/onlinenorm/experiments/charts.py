@@ -22,7 +22,7 @@ svg .tick { fill: var(--faint); font-size: 12px } svg .grid { stroke: var(--line
 svg .in { --shown: var(--colour) }
 @media (prefers-color-scheme: dark) { svg .in { --shown: color-mix(in srgb, var(--colour), white 30%) } }
 svg .curve { fill: none; stroke: var(--shown); stroke-width: 2.2; stroke-linejoin: round }
-svg .dashed { stroke-dasharray: 6 4 } svg .band { fill: var(--shown); fill-opacity: .18 }
+svg .dashed { stroke-dasharray: 6 4 } svg .band { fill: var(--shown); fill-opacity: .15 }
 svg .lead { stroke: var(--shown) } svg circle { fill: var(--shown) }
 svg .box { fill: var(--shown); fill-opacity: .25; stroke: var(--shown); stroke-width: 1.5 }
 svg .reference { stroke: var(--faint); stroke-width: 1.5; fill: none }
