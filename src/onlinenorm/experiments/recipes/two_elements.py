@@ -35,7 +35,7 @@ def settings(scale: Scale, norm: str) -> Settings:
 
 
 def train(run: Run[Settings]) -> None:
-    """The first output of each pair, and how steep it is: a row for each first input. A pair is a channel of a batch."""
+    """The first output of each pair, and how steep it is; a row for each first input. Each pair is one channel."""
     s = run.settings
     grid = torch.linspace(-s.extent, s.extent, s.points)
     for x1 in run.each("x1", grid.tolist()):
