@@ -24,7 +24,7 @@ section { border-top: 1px solid var(--line); margin-top: 2.5rem } h3 { font-size
 .charts > aside { align-self: start }
 aside h4 { margin: 0 0 .25rem; font-size: .9rem } aside p { margin: .25rem 0; font-size: .9rem }
 th.words, td.words { white-space: normal; text-align: left } td.words { min-width: 9rem }
-.scroll { margin-top: .75rem }
+.scroll { margin-top: .75rem } @media (min-width: 40rem) { th, td { padding: .35rem .55rem } }
 pre, code { font-size: .85rem } code { overflow-wrap: anywhere }
 pre { overflow-x: auto; background: var(--card); border-radius: .5rem; padding: .5rem .75rem }
 dl.source { grid-template-columns: auto minmax(0, 1fr); color: var(--faint); font-size: .8rem }
