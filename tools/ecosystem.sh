@@ -15,7 +15,7 @@ constraints="$venv/constraints.txt"
 "$venv/bin/python" -c 'import torch; print("torch==" + torch.__version__.split("+")[0])' >"$constraints"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --constraint "$constraints" "$@"; }
 pip lightning transformers accelerate monai tensorboard huggingface_hub safetensors pyyaml pillow
-pip --no-deps timm torchvision
+pip --no-deps timm torchvision triton
 "$venv/bin/python" -m pip list 2>/dev/null | grep -E '^(torch|torchvision|timm|monai|lightning|transformers|accelerate) '
 
 ONLINENORM_ECOSYSTEM=all exec "$venv/bin/python" -m pytest tests/ecosystem "$@"

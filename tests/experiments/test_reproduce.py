@@ -21,8 +21,8 @@ from onlinenorm.experiments.runs import read_record
 from onlinenorm.experiments.summary import summarize
 
 ASKED = [
-    "two-elements", "gradient-bias", "activation-growth", "weight-equilibrium", "cifar10", "cifar100", "imagenet", "unet",
-    "mlp", "rnn", "lstm", "memory", "decay-sweep", "reproducibility", "batch-size", "fine-tune",
+    "two-elements", "gradient-bias", "activation-growth", "weight-equilibrium", "cifar10", "cifar100", "imagenet",
+    "unet", "mlp", "rnn", "lstm", "memory", "decay-sweep", "reproducibility", "batch-size", "fine-tune",
 ]  # fmt: skip
 
 

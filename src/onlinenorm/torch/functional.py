@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 from onlinenorm import hyperparameters as default
 from onlinenorm.torch import checkpointing, compiled, native, portable
 from onlinenorm.torch.checkpointing import Start
+from onlinenorm.torch.devices import without_engine
 from onlinenorm.torch.settings import Act, Guard, Settings, checked_settings
 
 Backend = Literal["auto", "native", "portable"]
@@ -267,7 +268,8 @@ def normalise(
     _check_all(x, *state, weight, bias)
     if x.numel() == 0:
         return x.clone()
-    return _run(x, weight, bias, _Call(portable, settings, training, *state, num_samples_tracked))
+    serving = portable if _chosen_backend == "portable" else without_engine(x)
+    return _run(x, weight, bias, _Call(serving, settings, training, *state, num_samples_tracked))
 
 
 # Where a compiler gave up on a call, as it does when one raises, it must not start anew inside: the engine's calls

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from onlinenorm.torch import checkpointing, native, portable
+from onlinenorm.torch.devices import without_engine
 from onlinenorm.torch.settings import Act, Guard, Settings, checked_settings
 
 _TYPES: dict[Any, str] = {bool: "bool", int: "int", float: "float", Guard: "str?", Act: "str?"}
@@ -47,7 +48,7 @@ def _forward(
     *settings: Any,
 ) -> tuple[Tensor, Tensor]:
     state = _start(running_mean, running_var, num_samples_tracked)
-    backend = native if use_native else portable
+    backend = native if use_native else without_engine(x)
     z, replay = backend.forward(checked_settings(*settings), True, _laid_out(x, use_native), weight, bias, *state, keep)
     if not keep:
         return z, x.new_empty(0)
@@ -92,7 +93,7 @@ def _backward(
     needs_bias: bool,
     *settings: Any,
 ) -> tuple[Tensor, ...]:
-    backend = native if use_native else portable
+    backend = native if use_native else without_engine(x)
     grads = backend.backward(
         checked_settings(*settings),
         True,
