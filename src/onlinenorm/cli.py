@@ -7,7 +7,9 @@ import typer
 import onlinenorm
 from onlinenorm.bench import bench
 from onlinenorm.experiments.demo import demo
+from onlinenorm.experiments.report import report
 from onlinenorm.experiments.reproduce import reproduce
+from onlinenorm.experiments.sweep import sweep
 from onlinenorm.scale import scale
 
 app = typer.Typer(
@@ -33,5 +35,5 @@ def _root(
     pass
 
 
-for command in (demo, reproduce, scale, bench):
+for command in (demo, reproduce, sweep, report, scale, bench):
     app.command()(command)

@@ -1,4 +1,4 @@
-"""`mlp`: 784-500-300-10 on Fashion-MNIST (paper, appendix A.3, figure 8)."""
+"""`mlp`: 784-500-300-10 on Fashion-MNIST (paper, appendix A.3, figure 11)."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
