@@ -125,12 +125,13 @@ def _list() -> Table:
     from onlinenorm.experiments.recipes import EXPERIMENTS
 
     table = Table(title="onlinenorm reproduce NAME", title_justify="left", caption_justify="left")
-    table.caption = "Times are for the whole command: cpu on two cores, paper on one GPU or, where small, on two cores."
-    for column in ("NAME", "What", "Data", "cpu", "paper"):
+    table.caption = "Times are for the whole command on two cores."
+    table.add_column("NAME", no_wrap=True)
+    for column in ("Shows", "Data", "cpu", "paper"):
         table.add_column(column)
     for experiment in EXPERIMENTS.values():
-        what = f"{experiment.title}: {experiment.shows}"
-        table.add_row(experiment.name, what, experiment.data, experiment.time["cpu"], experiment.time["paper"])
+        time = experiment.time
+        table.add_row(experiment.name, experiment.shows, experiment.data, time["cpu"], time["paper"])
     return table
 
 
