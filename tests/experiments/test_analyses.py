@@ -151,10 +151,10 @@ def test_activations_explode_without_layer_scaling_and_do_not_with_it(tmp_path):
         assert last[name] > 10
         assert last[name] / middle[name] > 3, f"{name}: growth must go on"
     for row in record.rows:
-        assert row["exact"] == pytest.approx(1, rel=1e-3)
+        assert row["exact"] == pytest.approx(1, rel=1e-9)
         for name, size in row.items():
             if name.endswith("layer scaling"):
-                assert size == pytest.approx(1, rel=1e-3), f"{name}, layer {row['layer']}"
+                assert size == pytest.approx(1, rel=1e-4), f"{name}, layer {row['layer']}"
     assert activation_growth.EXPERIMENT.summary([record]).rows[0] == ("exact", "1", "1")
 
 
