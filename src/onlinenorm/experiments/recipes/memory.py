@@ -16,8 +16,9 @@ The paper does not say what it counts; its U-Nets' numbers come from a model. Th
 128 and for 32 images is what 96 images take, so one takes 0.96 and 4.26 GB (1024 and 2048 pixels), 0.90 and 6.14 GB
 (150 and 250 voxels). They grow more than the number of pixels or voxels does, as with convolutions that are not
 padded, which shave small inputs most, and two bytes for the output of each convolution of these networks as published
-come near (0.85 and 3.72, 0.84 and 5.04). Here convolutions are padded, a scalar takes four bytes, and normalisers and
-ReLUs have outputs of their own. "ResNet-50, PyTorch" is the row that is like this: 0.10 GB an image there.
+come near (0.85 and 3.72, 0.84 and 5.04). Here convolutions are padded, a scalar takes four bytes, and what a
+normaliser returns is kept beside what it was given. "ResNet-50, PyTorch" is the row that is like this: 0.10 GB an
+image there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
