@@ -1,5 +1,6 @@
 """Doing a sweep: starting its workers, showing how they get on, drawing the map."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def _watch(plan: Sweep, work: Work, seen: set[str], claims: Claims, workers: Wor
         disable=not console.is_terminal,
     )
     count = len(work.jobs)
-    messages: list[str] = []
+    said: set[str] = set()
     with progress:
         task = progress.add_task(plan.name, total=count, completed=len(seen), best="")
         at_work = True
@@ -74,15 +75,17 @@ def _watch(plan: Sweep, work: Work, seen: set[str], claims: Claims, workers: Wor
             done = claims.done(claims.trials())
             for label in done.keys() & work.jobs.keys() - seen:
                 seen.add(label)
-                best = _draw(plan, claims, work.out).sentences()[0]
-                progress.update(task, completed=len(seen), best=best)
+                best = _draw(plan, claims, work.out).sentences()[:1]
+                progress.update(task, completed=len(seen), best=" ".join(best))
                 if not console.is_terminal:
-                    said = f"{len(seen)} of {count}: {label}: {_outcome(done[label], plan.metric)}"
-                    console.print(said, highlight=False, soft_wrap=True)
-            messages += workers.wait() if at_work else ()
+                    text = f"{len(seen)} of {count}: {label}: {_outcome(done[label], plan.metric)}"
+                    console.print(text, highlight=False, soft_wrap=True)
+            for message in workers.wait() if at_work else ():
+                if message not in said:
+                    print(message, file=sys.stderr)
+                said.add(message)
     if len(seen) < count:
-        left = f"{count - len(seen)} of {count} runs are left. The same command goes on."
-        raise ExperimentError("\n".join([*dict.fromkeys(messages), left]))
+        raise ExperimentError(f"{count - len(seen)} of {count} runs are left. The same command goes on.")
 
 
 def _outcome(trial: "FrozenTrial", metric: Metric) -> str:

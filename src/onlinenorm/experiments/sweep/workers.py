@@ -191,11 +191,11 @@ def _gpus(device: str) -> list[str]:
 
 
 def _why(code: int, listen: Connection) -> str:
-    try:
-        return str(listen.recv())
-    except EOFError:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-        return f"A worker {how}. The others take its run."
+    with suppress(EOFError):
+        if listen.poll():
+            return str(listen.recv())
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+    return f"A worker {how}. Its run is free for others."
 
 
 def _main(work: Work, name: str, threads: int, gpu: str | None, say: Connection) -> None:
