@@ -74,21 +74,22 @@ def resnet20(norm: Norm, num_classes: int = 10) -> nn.Sequential:
     )  # fmt: skip
 
 
-def resnet50(norm: Norm, num_classes: int = 1000) -> nn.Sequential:
+def resnet50(norm: Norm, num_classes: int = 1000, width: int = 64) -> nn.Sequential:
     """Images (N, 3, H, W), usually 224 x 224, to logits (N, num_classes); 25.6 million parameters.
 
     Args:
         norm: makes the normaliser for a number of channels, such as `OnlineNorm2d`.
         num_classes: of the last layer.
+        width: channels of the first convolution; all others' are multiples of it.
     """
     blocks: list[Bottleneck] = []
-    channels = 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+    channels = width
+    for times, count, stride in ((1, 3, 1), (2, 4, 2), (4, 6, 2), (8, 3, 2)):
         for i in range(count):
-            blocks.append(Bottleneck(channels, width, stride if i == 0 else 1, norm))
-            channels = 4 * width
+            blocks.append(Bottleneck(channels, times * width, stride if i == 0 else 1, norm))
+            channels = 4 * times * width
     return nn.Sequential(
-        _conv(3, 64, 7, 2), norm(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1),
+        _conv(3, width, 7, 2), norm(width), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1),
         *blocks,
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes),
     )  # fmt: skip

@@ -88,12 +88,13 @@ class FolderData:
     validation: FolderImages
 
 
-def image_folder(folder: Path | None, size: int = 224) -> FolderData:
+def image_folder(folder: Path | None, size: int = 224, classes: int | None = None) -> FolderData:
     """Find the images in folder/train and folder/val, which have the same classes.
 
     Args:
         folder: has the two.
         size: sides of the images in batches.
+        classes: take only the first so many, by name, or all if there are fewer.
     """
     if folder is None:
         raise ExperimentError(f"ImageNet cannot be downloaded by itself: give its directory with --data DIR.\n{LAYOUT}")
@@ -102,7 +103,7 @@ def image_folder(folder: Path | None, size: int = 224) -> FolderData:
         odd = sorted(set(names["train"]) ^ set(names["val"]))[0]
         has, lacks = ("train", "val") if odd in names["train"] else ("val", "train")
         raise ExperimentError(f"{folder / has} has a class {odd}, and {folder / lacks} does not.\n{LAYOUT}")
-    return FolderData(*(_images(folder / part, classes, size) for part, classes in names.items()))
+    return FolderData(*(_images(folder / part, found[:classes], size) for part, found in names.items()))
 
 
 def _classes(folder: Path) -> list[str]:

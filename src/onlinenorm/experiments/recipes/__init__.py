@@ -9,9 +9,11 @@ from onlinenorm.experiments.recipes import (
     decay_sweep,
     fine_tune,
     gradient_bias,
+    imagenet,
     memory,
     mlp,
     two_elements,
+    unet,
     weight_equilibrium,
 )
 
@@ -24,6 +26,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         weight_equilibrium.EXPERIMENT,
         cifar.CIFAR10,
         cifar.CIFAR100,
+        imagenet.EXPERIMENT,
+        unet.EXPERIMENT,
         mlp.EXPERIMENT,
         memory.EXPERIMENT,
         decay_sweep.EXPERIMENT,
