@@ -4,6 +4,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from onlinenorm.experiments.runs import Row
@@ -13,7 +14,8 @@ SHOWN = 4  # metrics, at most
 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:.0f} batches/s" if task.speed and task.fields["batches"] else "")
+        batches = (task.speed or 0) * task.fields["batches"]  # the task counts in epochs
+        return Text(f"{batches:.3g} batches/s" if batches else "", no_wrap=True)
 
 
 class TerminalDisplay:
@@ -22,11 +24,11 @@ class TerminalDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[where]}"),
-            TextColumn("{task.fields[metrics]}"),
-            _Speed(),
+            TextColumn("{task.fields[where]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[metrics]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            _Speed(table_column=Column(no_wrap=True)),
             TimeRemainingColumn(compact=True),
             console=console,
             expand=True,

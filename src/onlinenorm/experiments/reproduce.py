@@ -147,4 +147,6 @@ def _show(experiment: "Experiment", records: "list[Record]", console: Console) -
     console.print(table)
     if summary.note:
         console.print(summary.note)
+    waiting = max(record.waiting for record in records)
+    console.print(f"Training waited for data for at most {waiting:.1%} of a run's time.")
     console.print(f"Runs: {records[0].directory.parent}", soft_wrap=True)
