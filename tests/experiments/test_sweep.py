@@ -17,8 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+import lightning_fabric  # noqa: F401  so that forked processes have it already
 import optuna
 import pytest
 import typer
@@ -42,6 +44,7 @@ from onlinenorm.experiments.sweep.plan import Sweep, plan_sweep
 from onlinenorm.hyperparameters import horizon_of
 
 HERE = Path(__file__).parent
+FORK = multiprocessing.get_context("fork")
 POINTS = 4 * 3  # of the paper's grid for `swept`
 
 app = typer.Typer()
@@ -82,8 +85,8 @@ def results(told: workers.Work) -> dict[str, float]:
     return {run: trial.value for run, trial in claims.done(claims.trials()).items()}
 
 
-def fork(function: Callable[[], object]) -> multiprocessing.Process:
-    process = multiprocessing.get_context("fork").Process(target=function)
+def fork(function: Callable[[], object]) -> ForkProcess:
+    process = FORK.Process(target=function)
     process.start()
     return process
 
@@ -334,7 +337,7 @@ def test_a_run_whose_directory_another_sweep_works_in_is_waited_for(
     told = work(plan("rate=0.1"), tmp_path)
     directory = told.out / "sweep-swept/smoke/swept-online-seed0"
     directory.mkdir(parents=True)
-    held = multiprocessing.get_context("fork").Event()
+    held = FORK.Event()
     process = fork(lambda: held.wait(60) and workers.do(told, "patient"))  # forked first: it must not inherit the lock
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -428,6 +431,13 @@ def test_the_page_needs_nothing_else(grids: tuple[Grid, ...]) -> None:
 # The command
 
 
+@pytest.fixture
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers need not import everything anew."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: FORK)
+
+
+@pytest.mark.usefixtures("_quickly")
 def test_the_command_goes_on_when_a_worker_is_killed_and_draws_the_map(
     tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,6 +492,7 @@ def test_two_commands_share_a_storage_and_one_survives_the_other(tmp_path: Path,
     assert ledger.read_text() == before, "what was done was done again"
 
 
+@pytest.mark.usefixtures("_quickly")
 def test_an_error_in_a_run_ends_the_command_with_its_message(tmp_path: Path) -> None:
     directory = tmp_path / "out/sweep-swept/smoke/swept-online-alpha_fwd=0.5-seed0"
     directory.mkdir(parents=True)
