@@ -12,7 +12,7 @@ GRAIN = 0.05  # standard deviation of what each pixel has of its own
 TINT = 0.15  # by how much a class's colours differ from grey, of 1
 
 
-def made_folder(folder: Path, train: int = 240, validation: int = 80, *, classes: int = 4, seed: int = 0) -> None:
+def made_folder(folder: Path, train: int = 240, validation: int = 81, *, classes: int = 4, seed: int = 0) -> None:
     """Write JPEGs of several sizes in ImageNet's layout. A class is a tint, faint beside light and shade.
 
     Whatever is cropped or mirrored, the tint is still there.
