@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from onlinenorm.experiments.experiment import Metric
 from onlinenorm.experiments.runs import Run
+from onlinenorm.experiments.weight_norm import is_weight_normalised, start_from
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 ACCURACY = Metric("accuracy", "validation accuracy, %", "highest")
@@ -35,6 +36,9 @@ def train_classifier(
         training: an epoch's batches.
         validation: the batches to validate on.
     """
+    if is_weight_normalised(model):
+        images, _ = next(iter(training(1)))
+        start_from(model, images.cpu())
     model, optimizer = run.setup(model, optimizer)
     for epoch in run.epochs(epochs):
         set_learning_rate(optimizer, learning_rate(epoch))

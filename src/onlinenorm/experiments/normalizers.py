@@ -48,7 +48,7 @@ NORMALIZERS = {
         Normalizer("instance", "InstanceNorm", "#d9a400", needs="sample"),
         Normalizer("batch-renorm", "BatchRenorm", "#8e2b1a", needs="batch"),
         Normalizer("weight", "WeightNorm", "#6a4fe0"),
-        Normalizer("propagation", "Normalisation propagation", "#4fb8e8"),
+        Normalizer("propagation", "NormProp", "#4fb8e8"),
         Normalizer("none", "No normaliser", "#5f5f5f"),
     )
 }
@@ -93,8 +93,8 @@ def build(
             layer: over all features of a sample, which is GroupNorm with one group.
             instance: over each channel of a sample, which is GroupNorm with a group for each.
             batch-renorm: see `BatchRenorm`.
-            weight: every weight but the last layer's is direction times length, and both are learnt. They start at
-                the network's own initial weights (the data-dependent start of its paper is left out). Biases follow.
+            weight: every weight but the last layer's is direction times length, and both are learnt; biases follow.
+                They are the network's own initial weights until `weight_norm.start_from` has seen some data.
             propagation: see `propagation`.
             none: nothing but a bias, which the layer before it lacks.
         network: makes it, given what makes the normaliser for a number of channels.

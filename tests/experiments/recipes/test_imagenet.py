@@ -71,6 +71,11 @@ def test_it_learns_from_jpegs(tmp_path):
     assert 0 < record.waiting < 1
 
 
+def test_no_normaliser_diverges_at_its_rate(tmp_path):
+    for record in do(tmp_path, *imagenet.EXPERIMENT.norms, epochs="1"):
+        assert "diverged" not in record.rows[-1], record.label
+
+
 def test_a_killed_run_goes_on_bit_for_bit_with_other_loader_workers(tmp_path, monkeypatch):
     short = {"epochs": "3", "drop_after": "2"}
     (whole,) = do(tmp_path / "whole", "online", **short)
