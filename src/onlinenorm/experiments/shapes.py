@@ -27,7 +27,7 @@ def make_shapes(count: int, size: int, seed: int, zoom: float = 1.0) -> tuple[Te
     """
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(3, count, len(CLASSES), 1, 1, generator=generator)
-    drawn = [_draw(part, size, zoom) for part in uniform.split(AT_ONCE, dim=1)]
+    drawn = [_draw(part, size, zoom) for part in torch.split(uniform, AT_ONCE, dim=1)]
     images, masks = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     return images.float(), masks
 

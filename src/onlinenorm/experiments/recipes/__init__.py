@@ -13,6 +13,7 @@ from onlinenorm.experiments.recipes import (
     language,
     memory,
     mlp,
+    reproducibility,
     two_elements,
     unet,
     weight_equilibrium,
@@ -33,6 +34,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         *language.EXPERIMENTS,
         memory.EXPERIMENT,
         decay_sweep.EXPERIMENT,
+        reproducibility.EXPERIMENT,
         batch_size.EXPERIMENT,
         fine_tune.EXPERIMENT,
     )

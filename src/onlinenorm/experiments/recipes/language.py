@@ -121,6 +121,7 @@ def _experiment(name: Cell, shows: str, time: dict[Scale, str]) -> Experiment:
         load=load,
         train=train,
         metric=PERPLEXITY,
+        sweep={"alpha_fwd": (512, 32768), "alpha_bwd": (4, 4096)},
     )
 
 

@@ -14,7 +14,7 @@ from onlinenorm.experiments.recipes import cifar, language, mlp, unet
 from onlinenorm.experiments.runs import Record
 from onlinenorm.experiments.summary import by_norm
 
-OF = {e.name: e for e in (cifar.CIFAR10, cifar.CIFAR100, unet.EXPERIMENT, mlp.EXPERIMENT, language.RNN, language.LSTM)}
+OF = {e.name: e for e in (cifar.CIFAR10, cifar.CIFAR100, unet.EXPERIMENT, mlp.EXPERIMENT, *language.EXPERIMENTS)}
 RUNS: dict[Scale, dict[str, int]] = {
     "paper": {"cifar10": 5, "cifar100": 5, "unet": 50, "mlp": 400, "rnn": 25, "lstm": 25},
     "cpu": {"mlp": 10},
