@@ -125,13 +125,13 @@ def _list() -> Table:
     from onlinenorm.experiments.recipes import EXPERIMENTS
 
     table = Table(title="onlinenorm reproduce NAME", title_justify="left", caption_justify="left")
-    table.caption = "Times are for the whole command on two cores."
+    table.caption = "Times are for the whole command, on two cores where no device is named."
     table.add_column("NAME", no_wrap=True)
-    for column in ("Shows", "Data", "cpu", "paper"):
+    for column in ("What", "Data", "cpu", "paper"):
         table.add_column(column)
     for experiment in EXPERIMENTS.values():
         time = experiment.time
-        table.add_row(experiment.name, experiment.shows, experiment.data, time["cpu"], time["paper"])
+        table.add_row(experiment.name, experiment.title, experiment.data, time["cpu"], time["paper"])
     return table
 
 
