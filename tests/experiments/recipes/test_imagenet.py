@@ -7,29 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
+from smoke import do
 
-from onlinenorm.experiments.experiment import Request
 from onlinenorm.experiments.recipes import imagenet
-from onlinenorm.experiments.reproduce import run_all
 from onlinenorm.experiments.runs import Run, read_record
 
 VALIDATION = 81  # images, of which two processes have unequally many, and not equally many batches
 TOGETHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def do(out, *norms, resume=False, **changes):
-    request = Request("smoke", norms, (0,), "32", imagenet.EXPERIMENT, changes)
-    return run_all(imagenet.EXPERIMENT, request, out, "cpu", None, resume, Console(quiet=True))
 
 
 def start(out, norms, *options, launcher=()):
@@ -65,20 +49,20 @@ def assert_same_run(found, expected):
 
 
 def test_it_learns_from_jpegs(tmp_path):
-    (record,) = do(tmp_path, "online")
+    (record,) = do("imagenet", tmp_path, ["online"])
     assert record.rows[-1]["train_loss"] < 0.5 * record.rows[0]["train_loss"]
     assert max(row["accuracy"] for row in record.rows) > 50, "four classes are guessed right every fourth time"
     assert 0 < record.waiting < 1
 
 
 def test_no_normaliser_diverges_at_its_rate(tmp_path):
-    for record in do(tmp_path, *imagenet.EXPERIMENT.norms, epochs="1"):
+    for record in do("imagenet", tmp_path, epochs="1"):
         assert "diverged" not in record.rows[-1], record.label
 
 
 def test_a_killed_run_goes_on_bit_for_bit_with_other_loader_workers(tmp_path, monkeypatch):
     short = {"epochs": "3", "drop_after": "2"}
-    (whole,) = do(tmp_path / "whole", "online", **short)
+    (whole,) = do("imagenet", tmp_path / "whole", ["online"], **short)
 
     def end_in_the_third_epoch(run, **values):
         if len(run.rows) == 2:
@@ -90,9 +74,9 @@ def test_a_killed_run_goes_on_bit_for_bit_with_other_loader_workers(tmp_path, mo
     with monkeypatch.context() as patched:
         patched.setattr(Run, "log", end_in_the_third_epoch)
         with pytest.raises(KeyboardInterrupt):
-            do(tmp_path / "killed", "online", **short)
+            do("imagenet", tmp_path / "killed", ["online"], **short)
     monkeypatch.setattr(imagenet, "loader_workers", lambda: 0)
-    (resumed,) = do(tmp_path / "killed", "online", resume=True, **short)
+    (resumed,) = do("imagenet", tmp_path / "killed", ["online"], resume=True, **short)
     assert_same_run(resumed, whole)
 
 
@@ -100,7 +84,7 @@ def test_two_processes_train_on_the_same_batches_and_validate_every_image_once(t
     """GroupNorm sees one image at a time, so that only rounding depends on the number of processes."""
     small = ("--set", "epochs=1", "--set", "learning_rate=0.0001")
     together = start(tmp_path / "together", "group,batch", *small, launcher=TOGETHER)
-    (alone,) = do(tmp_path / "alone", "group", epochs="1", learning_rate="0.0001")
+    (alone,) = do("imagenet", tmp_path / "alone", ["group"], epochs="1", learning_rate="0.0001")
     output = finished(together)
     assert output.count("epoch 1 of 1") == 2, "not one process reports, but each"
     batch, group = records(tmp_path / "together")

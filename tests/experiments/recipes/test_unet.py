@@ -7,37 +7,22 @@ from functools import partial
 import pytest
 import torch
 from rich.console import Console
+from smoke import do
 from torch import nn
 
 from onlinenorm.experiments.display import TerminalDisplay
-from onlinenorm.experiments.experiment import Job, Request
+from onlinenorm.experiments.experiment import Job
 from onlinenorm.experiments.recipes.unet import EXPERIMENT, draw, judge, settings
-from onlinenorm.experiments.reproduce import run_all
 from onlinenorm.experiments.runs import Run, make_fabric
 from onlinenorm.experiments.segmentation import jaccard, segmentation_loss
 from onlinenorm.experiments.unet import UNet
 from onlinenorm.torch import OnlineNorm2d
 
-QUIET = Console(quiet=True)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def do(out, norm, **changes):
-    request = Request("smoke", (norm,), (0,), "32", EXPERIMENT, changes)
-    (record,) = run_all(EXPERIMENT, request, out, "cpu", None, False, QUIET)
-    return record.rows
-
 
 @pytest.mark.parametrize("norm", ["online", "batch"])
 def test_it_learns_to_segment(tmp_path, norm):
-    rows = do(tmp_path, norm)
+    (record,) = do("unet", tmp_path, [norm])
+    rows = record.rows
     losses = [row["train_loss"] for row in rows]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.75 * losses[0]
@@ -81,7 +66,13 @@ def test_accumulating_gradients_of_single_images_is_a_batch_with_online_norm_alo
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
 def test_the_judgement_is_the_mean_over_images_however_they_are_batched(tmp_path, batch_size):
     s = settings("smoke", "batch")
-    run = Run(Job("unet", EXPERIMENT, "smoke", s), tmp_path, make_fabric("cpu", "32"), None, TerminalDisplay(QUIET))
+    run = Run(
+        Job("unet", EXPERIMENT, "smoke", s),
+        tmp_path,
+        make_fabric("cpu", "32"),
+        None,
+        TerminalDisplay(Console(quiet=True)),
+    )
     torch.manual_seed(0)
     network = UNet(4, nn.BatchNorm2d)
     model, _ = run.setup(network, torch.optim.SGD(network.parameters()))
@@ -94,7 +85,8 @@ def test_the_judgement_is_the_mean_over_images_however_they_are_batched(tmp_path
 
 
 def test_a_network_that_diverges_ends_its_run(tmp_path):
-    rows = do(tmp_path, "none", learning_rate="1e9")
+    (record,) = do("unet", tmp_path, ["none"], learning_rate="1e9")
+    rows = record.rows
     assert len(rows) == 1
     assert rows[0]["diverged"]
     assert rows[0]["train_loss"] is None or not math.isfinite(rows[0]["train_loss"])
