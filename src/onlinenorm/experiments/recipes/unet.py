@@ -67,7 +67,7 @@ def settings(scale: Scale, norm: str) -> Settings:
     if scale == "cpu":
         return replace(small, size=96, images=1500, held_out=150)
     made = replace(small, size=32, images=240, held_out=50, epochs=4, drop_after=(3,), batch_size=4)
-    return replace(made, alpha_fwd=31 / 32, alpha_bwd=7 / 8)
+    return replace(made, alpha_fwd=127 / 128, alpha_bwd=7 / 8)
 
 
 def draw(count: int, s: Settings, seed: int) -> Images:
