@@ -72,7 +72,7 @@ struct View {
 class Layer {
 public:
     Layer(nb::type_object tensor_type, double alpha_fwd, double alpha_bwd, double eps, int guard, double guard_eps,
-          double clamp_value, bool warmup, int activation)
+          double clamp_value, bool warmup, bool bound_control, int activation)
         : tensor_type(tensor_type), settings(onlinenorm_layer_init(1, 1)) {
         settings.alpha_fwd = alpha_fwd;
         settings.alpha_bwd = alpha_bwd;
@@ -81,6 +81,7 @@ public:
         settings.guard_eps = guard_eps;
         settings.clamp_value = clamp_value;
         settings.warmup = warmup;
+        settings.bound_control = bound_control;
         settings.activation = activation;
         const nb::object capsule = nb::getattr(tensor_type, "__dlpack_c_exchange_api__");
         auto* table = static_cast<ExchangeTable*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
@@ -202,8 +203,9 @@ E* at(uintptr_t address) {
 NB_MODULE(_native, m) {
     m.doc() = "The CPU engine (native/include/onlinenorm.h) on tensors.";
     nb::class_<Layer>(m, "Layer")
-        .def(nb::init<nb::type_object, double, double, double, int, double, double, bool, int>(), "tensor_type"_a, "alpha_fwd"_a,
-             "alpha_bwd"_a, "eps"_a, "guard"_a, "guard_eps"_a, "clamp_value"_a, "warmup"_a, "activation"_a)
+        .def(nb::init<nb::type_object, double, double, double, int, double, double, bool, bool, int>(), "tensor_type"_a, "alpha_fwd"_a,
+             "alpha_bwd"_a, "eps"_a, "guard"_a, "guard_eps"_a, "clamp_value"_a, "warmup"_a, "bound_control"_a,
+             "activation"_a)
         .def("fits", &Layer::fits, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg().none())
         .def("replay_bytes", &Layer::replay_bytes)

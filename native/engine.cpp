@@ -395,7 +395,7 @@ public:
                     const ScalarForward<T> again{samples, g.channels, alpha + start, layer.eps, layer.training != 0,
                                                  mean, var, gamma, beta, from, nullptr, r.square};
                     const ScalarBackward<T> control{samples, g.channels, decay, layer.training != 0,
-                                                    gamma, beta, r.y, r.inv, grads, zoom, pull,
+                                                    layer.bound_control != 0, gamma, beta, r.y, r.inv, grads, zoom, pull,
                                                     control_y, control_1, grad_gamma, grad_beta, to, passed};
                     STEP(replay_scalars)(g, ScalarReplay<T>{again, grads, r.y, r.inv, r.product}, first, last);
                     if (scaling) {
@@ -415,6 +415,7 @@ public:
                 control.samples = samples;
                 control.decay = decay;
                 control.advance = layer.training;
+                control.bound = layer.bound_control;
                 control.gamma = gamma;
                 control.beta = beta;
                 control.normalise = r.normalise;

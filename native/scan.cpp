@@ -283,7 +283,8 @@ void scan_control(const Geometry& g, const ControlScan<A>& s, int64_t first, int
             if (!s.advance) continue;
 
             Control control{ey, e1};
-            control.template advance<true>(gamma * a2 - ey * s.decay * y2, inv * (gamma * a1 - ey * s.decay * y1) - e1 * s.decay);
+            const D taken = s.bound ? ey * clip(y2 * s.decay, 1.0) : ey * s.decay * y2;
+            control.template advance<true>(gamma * a2 - taken, inv * (gamma * a1 - ey * s.decay * y1) - e1 * s.decay);
             store(s.control_y + c, control.y);
             store(s.control_1 + c, control.one);
         }
@@ -365,7 +366,8 @@ void control_scalars(const Geometry& g, const ScalarBackward<T>& given, int64_t 
                 grad_beta[j] += a1;
                 grad_gamma[j] += a1 * y;
                 if (s.grad_x) store(s.grad_x + at, grad_x, channels - c);
-                if (s.advance) control[j].template advance<checked.value != 0>(widen(tilde * y), widen(grad_x));
+                const D tilde_y = s.bound ? widen(gamma * a1 * y) - control[j].y * widen(clip(decay * y * y, A(1))) : widen(tilde * y);
+                if (s.advance) control[j].template advance<checked.value != 0>(tilde_y, widen(grad_x));
             });
         }
         bool finite = true;

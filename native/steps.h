@@ -41,7 +41,7 @@ template <class A>
 struct ControlScan {
     int64_t samples;
     double decay;               // 1 - alpha_bwd; 0 where the streams are frozen
-    bool advance;
+    bool advance, bound;
     const A *gamma, *beta;
     Affine<A> normalise;
     const double *y1, *y2;
@@ -78,7 +78,7 @@ template <class T>
 struct ScalarBackward {
     int64_t samples, channels;
     double decay;
-    bool advance;
+    bool advance, bound;
     const Accumulator<T>*gamma, *beta, *y, *inv;
     const T* grad_z;
     const double *inv_zeta, *common;

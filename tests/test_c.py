@@ -215,7 +215,7 @@ class Layer(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("samples", "channels", "elements")),
         *((name, ctypes.c_int32) for name in ("layout", "dtype", "param_dtype", "guard", "training")),
-        *((name, ctypes.c_int32) for name in ("warmup", "activation", "threads")),
+        *((name, ctypes.c_int32) for name in ("warmup", "bound_control", "activation", "threads")),
         *((name, ctypes.c_double) for name in ("alpha_fwd", "alpha_bwd", "eps", "guard_eps", "clamp_value")),
     ]
 
@@ -360,6 +360,7 @@ def test_the_paper_s_settings(library):
             "guard": 1,
             "training": 1,
             "warmup": 0,
+            "bound_control": 0,
             "activation": 0,
             "threads": 1,
             "alpha_fwd": 0.999,
@@ -602,6 +603,16 @@ def test_warming_up(library, elements):
         lambda state: setattr(state, "num_samples", None),
         backward=None,
     )
+
+
+@pytest.mark.parametrize("elements", [1, 5])
+def test_bounded_control(library, elements):
+    layer = Subject(library, 3, FLOAT64, bound_control=1, alpha_fwd=0.99, alpha_bwd=0.5)
+    reference = Reference(3, alpha_fwd=0.99, alpha_bwd=0.5, affine=False, bound_control=True)
+    for seed in range(3):
+        x, grad_z = random_pair((5, 3, elements), seed, FLOAT64)
+        assert_close("z", layer.forward(4 * x), reference.forward(4 * x), 1e-12)
+        assert_close("grad_x", layer.backward(grad_z)["grad_x"], reference.backward(grad_z), 1e-11)
 
 
 @pytest.mark.parametrize("elements", [1, 5])

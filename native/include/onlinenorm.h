@@ -72,6 +72,7 @@ typedef struct {
     int32_t guard;          /* onlinenorm_guard */
     int32_t training;       /* 1: the streams advance; 0: they are read only (evaluation) */
     int32_t warmup;         /* 1: sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2) until that reaches alpha_fwd */
+    int32_t bound_control;  /* 1: a sample takes away no more of control_y than there is; 0: eq. 11b as it stands */
     int32_t activation;     /* onlinenorm_activation */
     int32_t threads;        /* at most this many */
     double alpha_fwd;       /* decay of the statistics, in [0, 1) */

@@ -15,6 +15,7 @@ class Layer:
         guard_eps: float,
         clamp_value: float,
         warmup: bool,
+        bound_control: bool,
         activation: int,
     ) -> None: ...
     def fits(

@@ -10,6 +10,7 @@ EPS = 1e-5  # added to the streaming variance, as in BatchNorm
 GUARD: Final = "layer_scaling"  # the paper's guard against exponential growth of activations
 GUARD_EPS = 1e-5  # added to the second moment under layer scaling's root
 WARMUP = False  # the paper's: full weight on the decay from the first sample on
+BOUND_CONTROL = False  # the paper's: a sample may take more than all of the control error in y away
 CLAMP_VALUE = 5.0  # the bound of the guard "clamp"
 
 

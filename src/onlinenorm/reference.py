@@ -53,6 +53,8 @@ class OnlineNorm:
         clamp_value: the bound of the guard "clamp".
         warmup: whether sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2) until that reaches alpha_fwd. This is
             not in the paper: its streams start at mean 0 and variance 1 and have to forget that.
+        bound_control: whether a sample takes away no more of ε^(y) than there is. By (11b) it takes the share
+            (1 - α_b) μ(y²), which may exceed 1 and, beyond 2, makes ε^(y) grow. The authors' code bounds it.
 
     The state is eight float64 arrays of shape (C,): `weight`, `bias`, `running_mean`, `running_var`,
     `control_y` and `control_1` (the paper's ε^(y) and ε^(1)), `weight_grad` and `bias_grad`. The gradients
@@ -70,6 +72,7 @@ class OnlineNorm:
         guard_eps: float = 1e-5,
         clamp_value: float = 5.0,
         warmup: bool = False,
+        bound_control: bool = False,
     ) -> None:
         if guard not in ("layer_scaling", "clamp", None):
             raise ValueError(f"guard must be 'layer_scaling', 'clamp' or None, got {guard!r}")
@@ -82,6 +85,7 @@ class OnlineNorm:
         self.guard_eps = guard_eps
         self.clamp_value = clamp_value
         self.warmup = warmup
+        self.bound_control = bound_control
 
         self.weight: Array | None = np.ones(num_features) if affine else None
         self.bias: Array | None = np.zeros(num_features) if affine else None
@@ -190,6 +194,9 @@ class OnlineNorm:
 
         dx_tilde = dy - (1 - self.alpha_bwd) * old_y[:, None] * y  # (11a)
         new_y = old_y + np.mean(dx_tilde * y, axis=1)  # (11b)
+        if self.bound_control:
+            share = np.minimum((1 - self.alpha_bwd) * np.mean(y**2, axis=1), 1)
+            new_y = old_y * (1 - share) + np.mean(dy * y, axis=1)  # (11b), bounded
 
         dx = dx_tilde / sigma - (1 - self.alpha_bwd) * old_1[:, None]  # (12a)
         new_1 = old_1 + np.mean(dx, axis=1)  # (12b)

@@ -451,7 +451,7 @@ FLOAT, DOUBLE, BFLOAT = torch.float32, torch.float64, torch.bfloat16
 )
 def test_the_operators_pass_opcheck(shape, layout, dtype, guard, warmup, act, parameters, use_native):
     layer, _ = layer_and_reference(shape[1], guard=guard)
-    values = 0.9, 0.8, 1e-5, guard, 1e-5, 1.5, warmup, act
+    values = 0.9, 0.8, 1e-5, guard, 1e-5, 1.5, warmup, not warmup, act
     weight = layer.weight.detach() if "weight" in parameters else None
     bias = layer.bias.detach() if "bias" in parameters else None
     x, grad = (layout(torch.randn(shape).to(dtype)) for _ in range(2))

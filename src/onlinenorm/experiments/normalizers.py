@@ -87,7 +87,9 @@ def build(
 
     Args:
         name: a key of `NORMALIZERS`. What each is:
-            online: Online Normalization with the layer's defaults, layer scaling among them.
+            online: Online Normalization with the layer's defaults, layer scaling among them, and with the control error
+                bounded: the paper does not say so, but its authors' code does, and not all of its settings train
+                without.
             batch: PyTorch's BatchNorm with its defaults.
             group: GroupNorm, with fewer groups where the channels cannot be divided into so many.
             layer: over all features of a sample, which is GroupNorm with one group.
@@ -103,7 +105,7 @@ def build(
         renorm_warmup: steps for which "batch-renorm" is BatchNorm; the schedule follows in proportion.
     """
     norms: dict[str, Norm] = {
-        "online": partial(OnlineNorm, alpha_fwd=alpha_fwd, alpha_bwd=alpha_bwd),
+        "online": partial(OnlineNorm, alpha_fwd=alpha_fwd, alpha_bwd=alpha_bwd, bound_control=True),
         "batch": BatchNorm,
         "group": lambda channels: nn.GroupNorm(gcd(groups, channels), channels),
         "layer": partial(nn.GroupNorm, 1),

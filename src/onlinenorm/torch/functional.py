@@ -171,6 +171,7 @@ def online_norm(
     guard_eps: float = default.GUARD_EPS,
     clamp_value: float = default.CLAMP_VALUE,
     warmup: bool = default.WARMUP,
+    bound_control: bool = default.BOUND_CONTROL,
     act: Act = None,
     num_samples_tracked: Tensor | None = None,
 ) -> Tensor:
@@ -192,6 +193,7 @@ def online_norm(
         guard_eps: added to the second moment under layer scaling's root.
         clamp_value: where the guard "clamp" clips.
         warmup: whether sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2) until that reaches alpha_fwd.
+        bound_control: whether a sample takes away no more of control_y than there is.
         act: the activation that follows: "relu", "leaky_relu", "silu", "gelu" or None.
         num_samples_tracked: int64 scalar that counts samples, or None; warmup needs it.
 
@@ -201,7 +203,7 @@ def online_norm(
     if warmup and training and num_samples_tracked is None:
         raise ValueError("warmup=True needs num_samples_tracked, an int64 scalar that counts the samples, got None")
     return normalise(
-        (alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value, warmup, act),
+        (alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value, warmup, bound_control, act),
         training,
         x,
         running_mean,

@@ -209,7 +209,7 @@ def _common(
 def _scan_control(
     s1, s2, m, v, mu, inv, inv_zeta, common, weight, bias, control_y, control_1, by_grad, by_yhat, less,
     grad_weight, grad_bias, N, C, D,
-    DECAY: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, TRAINING: tl.constexpr,
+    DECAY: tl.constexpr, BOUND: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, TRAINING: tl.constexpr,
     WIDE: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Eqs. 11b and 12b, the coefficients of x' for every sample, and the parameters' gradients."""
@@ -236,7 +236,10 @@ def _scan_control(
         tl.store(less + at, (inv_c * gamma * beta * k * zeta + DECAY * e1).to(WIDE), mask=here)
         if TRAINING:
             pull = DECAY * ey
-            next_y = ey + (gamma * a2 - pull * y2)
+            share = DECAY * y2
+            if BOUND:
+                share = tl.where(share > 1, 1, share)
+            next_y = ey + (gamma * a2 - ey * share)
             next_1 = e1 + (inv_c * (gamma * a1 - pull * y1) - DECAY * e1)
             ok = _finite(next_y) & _finite(next_1)
             ey = tl.where(ok, next_y, ey)
@@ -477,7 +480,7 @@ def backward(
         _scan_control[triton.cdiv(c, SCAN_CHANNELS),](
             s1, s2, m, v, mu, inv, inv_zeta, common, weight, bias, control_y, control_1, by_grad, by_yhat, less,
             grad_weight, grad_bias, n, c, d,
-            DECAY=1 - settings.alpha_bwd if training else 0.0, **given, TRAINING=training,
+            DECAY=1 - settings.alpha_bwd if training else 0.0, BOUND=settings.bound_control, **given, TRAINING=training,
             WIDE=tiles["WIDE"], BC=SCAN_CHANNELS, num_warps=1,
         )  # fmt: skip
         grad_x = None

@@ -40,6 +40,9 @@ class OnlineNorm(nn.Module):
         clamp_value: where the guard "clamp" clips.
         warmup: start with short averages: sample t = 0, 1, ... averages with decay 1 - 1 / (t + 2), which counts it as
             much as each sample before it and as the initial state, until that reaches alpha_fwd.
+        bound_control: let a sample take away no more of the control error in y than there is. By the paper's eq. 11b it
+            takes the share (1 - alpha_bwd) mean(y²), which may exceed 1 and, beyond 2, makes the error grow: streams of
+            single scalars, as in recurrent networks, and small alpha_bwd diverge without the bound.
         device, dtype: of the parameters. The state is float64 whatever happens to the model's dtype.
 
     In `eval()` the statistics are used and stay as they are; the guard still applies. With the attribute
@@ -62,6 +65,7 @@ class OnlineNorm(nn.Module):
     num_samples_tracked: Tensor
 
     warmup: bool = default.WARMUP  # of layers pickled before there was a choice
+    bound_control: bool = default.BOUND_CONTROL  # likewise
     _act: Act = None  # what follows the guard, see `OnlineNormAct`
     freeze_statistics = False  # of the class, so that layers pickled by an older version have it; see `freezing`
 
@@ -78,11 +82,12 @@ class OnlineNorm(nn.Module):
         guard_eps: float = default.GUARD_EPS,
         clamp_value: float = default.CLAMP_VALUE,
         warmup: bool = default.WARMUP,
+        bound_control: bool = default.BOUND_CONTROL,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value, warmup)
+        checked_settings(alpha_fwd, alpha_bwd, eps, guard, guard_eps, clamp_value, warmup, bound_control)
         if num_features < 1:
             raise ValueError(f"num_features must be at least 1, got {num_features}")
         self.num_features = num_features
@@ -94,6 +99,7 @@ class OnlineNorm(nn.Module):
         self.guard_eps = guard_eps
         self.clamp_value = clamp_value
         self.warmup = warmup
+        self.bound_control = bound_control
         if affine:
             self.weight = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
             self.bias = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
@@ -134,6 +140,7 @@ class OnlineNorm(nn.Module):
                 self.guard_eps,
                 self.clamp_value,
                 self.warmup,
+                self.bound_control,
                 self._act,
             ),
             self.training and not self.freeze_statistics,
@@ -164,7 +171,8 @@ class OnlineNorm(nn.Module):
         return (
             f"{self.num_features}, eps={self.eps}, alpha_fwd={self.alpha_fwd}, alpha_bwd={self.alpha_bwd}, "
             f"affine={self.affine}, {guard}"
-            f"{', warmup=True' * self.warmup}{', freeze_statistics=True' * self.freeze_statistics}"
+            f"{', warmup=True' * self.warmup}{', bound_control=True' * self.bound_control}"
+            f"{', freeze_statistics=True' * self.freeze_statistics}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OnlineNorm":

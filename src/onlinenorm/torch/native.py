@@ -22,7 +22,9 @@ if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
 def _engine(settings: Settings) -> _native.Layer:
     s = settings
     guard, act = _GUARD_CODES[s.guard], _ACT_CODES[s.act]
-    return _native.Layer(Tensor, s.alpha_fwd, s.alpha_bwd, s.eps, guard, s.guard_eps, s.clamp_value, s.warmup, act)
+    return _native.Layer(
+        Tensor, s.alpha_fwd, s.alpha_bwd, s.eps, guard, s.guard_eps, s.clamp_value, s.warmup, s.bound_control, act
+    )
 
 
 def fits(

@@ -91,6 +91,7 @@ def scan_control(
     control_y: Tensor,
     control_1: Tensor,
     alpha: float,
+    bound: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run eqs. 11b and 12b over the samples: both control errors before each of them, and after the last.
 
@@ -100,7 +101,8 @@ def scan_control(
     for a1_t, a2_t, y1_t, y2_t, inv_t in zip(a1, a2, y1, y2, inv, strict=True):
         before.append((control_y, control_1))
         pull = (1 - alpha) * control_y
-        next_y = control_y + (a2_t - pull * y2_t)
+        share = (1 - alpha) * y2_t
+        next_y = control_y + (a2_t - control_y * (share.clamp(max=1) if bound else share))
         next_1 = control_1 + (inv_t * (a1_t - pull * y1_t) - (1 - alpha) * control_1)
         ok = next_y.isfinite() & next_1.isfinite()
         control_y, control_1 = torch.where(ok, next_y, control_y), torch.where(ok, next_1, control_1)
@@ -256,7 +258,7 @@ def backward(
     decay = 1 - settings.alpha_bwd if training else 0.0
     if training:
         ey, e1, next_y, next_1 = scan_control(
-            gamma * a1, gamma * a2, y1, y2, inv, control_y, control_1, settings.alpha_bwd
+            gamma * a1, gamma * a2, y1, y2, inv, control_y, control_1, settings.alpha_bwd, settings.bound_control
         )
     else:
         ey, e1, next_y, next_1 = control_y, control_1, control_y, control_1

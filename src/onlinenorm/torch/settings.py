@@ -27,6 +27,7 @@ class Settings:
     guard_eps: float = default.GUARD_EPS
     clamp_value: float = default.CLAMP_VALUE
     warmup: bool = default.WARMUP
+    bound_control: bool = default.BOUND_CONTROL
     act: Act = None
 
     def __post_init__(self) -> None:
@@ -40,7 +41,12 @@ class Settings:
                 raise ValueError(f"{name} must be finite and not negative, got {value}")
         if not 0 < self.clamp_value < float("inf"):
             raise ValueError(f"clamp_value must be finite and positive, got {self.clamp_value}")
-        for name, allowed in (("guard", GUARDS), ("act", ACTS), ("warmup", (False, True))):
+        for name, allowed in (
+            ("guard", GUARDS),
+            ("act", ACTS),
+            ("warmup", (False, True)),
+            ("bound_control", (False, True)),
+        ):
             value = getattr(self, name)
             if value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")

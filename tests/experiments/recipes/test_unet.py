@@ -36,7 +36,7 @@ def test_the_paper_s_settings():
         expected = {
             "size": 192, "images": 2000, "held_out": 200, "width": 64, "epochs": 40, "batch_size": 25, "momentum": 0.9,
             "learning_rate": 0.6 if norm == "none" else 0.04, "weight_decay": 1e-6, "drop_after": (25,), "zoom": 1,
-            "alpha_fwd": 63 / 64,
+            "alpha_fwd": 63 / 64, "alpha_bwd": 1 / 2,
         }  # fmt: skip
         assert expected.items() <= found.items()
     small = asdict(settings("cpu", "online"))
