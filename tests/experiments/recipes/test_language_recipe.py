@@ -33,6 +33,6 @@ def test_the_paper_s_settings():
         for norm, rate in rates[name].items():
             expected = {
                 "data": "penn-treebank", "cell": name, "size": 200, "epochs": epochs, "batch_size": 20, "longest": 128,
-                "learning_rate": rate, "weight_decay": 1e-6, "alpha_fwd": alpha_fwd, "alpha_bwd": alpha_bwd,
+                "learning_rate": rate, "weight_decay": 1e-6, "clip": 1, "alpha_fwd": alpha_fwd, "alpha_bwd": alpha_bwd,
             }  # fmt: skip
             assert expected.items() <= asdict(language.settings(name, "paper", norm)).items()
