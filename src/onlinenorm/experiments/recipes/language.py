@@ -6,6 +6,9 @@ by side, read piece by piece, the state carried along without its gradient; no d
 its perplexity is the exponential of the mean loss of all words; the authors' code averages the perplexities of pieces
 of 32 words, which gives up to two per cent more.
 
+OnlineNorm's control error is bounded, as in the authors' code (`bound_control`): by equation 11 as it stands a single
+scalar y takes (1 - alpha_bwd) y^2 of it away, and both networks diverge at the paper's rates within a hundred batches.
+
 The paper names no gradient clipping. Without any, chance decides how a run begins: at the initial weights the gradient
 of a normalised network grows by some 7 % with each step that it goes back, so that over a hundred steps it is a
 thousand times too long, and whether the first piece has so many is drawn. So its norm is clipped at 1, for every
