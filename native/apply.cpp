@@ -146,14 +146,14 @@ void apply_grad_of(const Geometry& given, const T* x, const T* grad_z, T* grad_x
 }
 
 template <class T, class End>
-void apply_scalars_of(const Geometry& g, const Accumulator<T>* u, T* z, int64_t samples, int64_t first, int64_t last,
-                      const double* inv_zeta, const End& ending) {
+void apply_scalars_of(const Geometry& g, const Accumulator<T>* u, T* z, int64_t samples, int64_t block, int64_t first,
+                      int64_t last, const double* inv_zeta, const End& ending) {
     using A = Accumulator<T>;
     const End end = ending;
     for (int64_t n = 0; n < samples; ++n) {
         const Pack<A> zoom(A(inv_zeta[n]));
         for (int64_t c = first; c < last; c += kLanes) {
-            store(z + n * g.channels + c, end.value(load(u + by_strip(samples, n, c)) * zoom), g.channels - c);
+            store(z + n * g.channels + c, end.value(load(u + by_strip(block, n, c)) * zoom), g.channels - c);
         }
     }
 }
@@ -182,10 +182,10 @@ void apply_grad(const Geometry& g, const T* x, const T* grad_z, T* grad_x, int64
 }
 
 template <class T>
-void apply_scalars(const Geometry& g, const Accumulator<T>* u, T* z, int64_t samples, int64_t first, int64_t last,
+void apply_scalars(const Geometry& g, const Accumulator<T>* u, T* z, int64_t samples, int64_t block, int64_t first, int64_t last,
                    const double* inv_zeta, const Ending<Accumulator<T>>& ending) {
     with_ending(ending, [&](const auto& end) INLINE_LAMBDA {
-        apply_scalars_of(g, u, z, samples, first, last, inv_zeta, end);
+        apply_scalars_of(g, u, z, samples, block, first, last, inv_zeta, end);
     });
 }
 
@@ -195,7 +195,7 @@ void apply_scalars(const Geometry& g, const Accumulator<T>* u, T* z, int64_t sam
     template void apply_grad(const Geometry&, const T*, const T*, T*, int64_t, int64_t,                               \
                              const Affine<Accumulator<T>>&, const double*, const Ending<Accumulator<T>>&,             \
                              const Accumulator<T>*, const Accumulator<T>*, const Accumulator<T>*, bool, int64_t);     \
-    template void apply_scalars(const Geometry&, const Accumulator<T>*, T*, int64_t, int64_t, int64_t, const double*, \
+    template void apply_scalars(const Geometry&, const Accumulator<T>*, T*, int64_t, int64_t, int64_t, int64_t, const double*, \
                                 const Ending<Accumulator<T>>&);
 INSTANTIATE(float)
 INSTANTIATE(double)

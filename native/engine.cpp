@@ -248,14 +248,14 @@ public:
                 double* const squares = square + parity * block * g.strips;
 
                 if (g.elements == 1) {
-                    STEP(scan_scalars)(g, ScalarForward<T>{samples, g.channels, alpha + start, layer.eps,
+                    STEP(scan_scalars)(g, ScalarForward<T>{samples, block, g.channels, alpha + start, layer.eps,
                                                            layer.training != 0, mean, var, gamma, beta, from, u, squares},
                                        first, last);
                     if (scaling) {
                         team.barrier();
                         STEP(layer_scaling)(g, squares, samples, layer.guard_eps, zoom);
                     }
-                    STEP(apply_scalars)(g, u, to, samples, first, last, zoom, ending);
+                    STEP(apply_scalars)(g, u, to, samples, block, first, last, zoom, ending);
                     continue;
                 }
 
@@ -392,9 +392,9 @@ public:
                 Replayed& r = replayed[parity];
 
                 if (g.elements == 1) {
-                    const ScalarForward<T> again{samples, g.channels, alpha + start, layer.eps, layer.training != 0,
+                    const ScalarForward<T> again{samples, block, g.channels, alpha + start, layer.eps, layer.training != 0,
                                                  mean, var, gamma, beta, from, nullptr, r.square};
-                    const ScalarBackward<T> control{samples, g.channels, decay, layer.training != 0,
+                    const ScalarBackward<T> control{samples, block, g.channels, decay, layer.training != 0,
                                                     layer.bound_control != 0, gamma, beta, r.y, r.inv, grads, zoom, pull,
                                                     control_y, control_1, grad_gamma, grad_beta, to, passed};
                     STEP(replay_scalars)(g, ScalarReplay<T>{again, grads, r.y, r.inv, r.product}, first, last);

@@ -136,7 +136,7 @@ void pass_back_scalars_of(const Geometry& g, const ScalarBackward<T>& s, const E
             const Pack<A> zoom(A(s.inv_zeta[n]));
             Pack<A> products(0);
             for (int64_t c = strip; c < smaller(strip + kStrip, last); c += kLanes) {
-                const int64_t at = by_strip(s.samples, n, c);
+                const int64_t at = by_strip(s.block, n, c);
                 const Pack<A> u = load(s.gamma + c) * load(s.y + at) + load(s.beta + c);
                 const Pack<A> grad = end.back(u * zoom, load(s.grad_z + n * g.channels + c, g.channels - c));
                 store(s.passed + at, grad);
@@ -294,14 +294,14 @@ void scan_control(const Geometry& g, const ControlScan<A>& s, int64_t first, int
 template <class T>
 void scan_scalars(const Geometry& g, const ScalarForward<T>& s, int64_t first, int64_t last) {
     using P = Pack<Accumulator<T>>;
-    const int64_t samples = s.samples;
+    const int64_t samples = s.samples, block = s.block;
     Accumulator<T>* const u = s.u;
     double* const square = s.square;
     P squares(0);
     over_scalars(
         g, s, first, last,
         [&](int64_t n, int64_t c, const P&, const P&, const P& affine) INLINE_LAMBDA {
-            store(u + by_strip(samples, n, c), affine);
+            store(u + by_strip(block, n, c), affine);
             squares += affine * affine;
         },
         [&](int64_t n, int64_t strip) INLINE_LAMBDA {
@@ -319,8 +319,8 @@ void replay_scalars(const Geometry& g, const ScalarReplay<T>& given, int64_t fir
     over_scalars(
         g, s.forward, first, last,
         [&](int64_t n, int64_t c, const P& inv, const P& y, const P& affine) INLINE_LAMBDA {
-            store(s.y + by_strip(samples, n, c), y);
-            store(s.inv + by_strip(samples, n, c), inv);
+            store(s.y + by_strip(s.forward.block, n, c), y);
+            store(s.inv + by_strip(s.forward.block, n, c), inv);
             squares += affine * affine;
             __builtin_prefetch(s.grad_z + n * channels + c + kStrip);
             products += affine * load(s.grad_z + n * channels + c, channels - c);
@@ -358,11 +358,11 @@ void control_scalars(const Geometry& g, const ScalarBackward<T>& given, int64_t 
             each<packs.value>([&](auto j) INLINE_LAMBDA {
                 const int64_t c = strip + j * kLanes, at = n * channels + c;
                 __builtin_prefetch(s.grad_z + at + kStrip);
-                const P y = load(s.y + by_strip(s.samples, n, c)), gamma = load(s.gamma + c), u = gamma * y + load(s.beta + c);
-                const P grad = s.passed ? load(s.passed + by_strip(s.samples, n, c)) : load(s.grad_z + at, channels - c);
+                const P y = load(s.y + by_strip(s.block, n, c)), gamma = load(s.gamma + c), u = gamma * y + load(s.beta + c);
+                const P grad = s.passed ? load(s.passed + by_strip(s.block, n, c)) : load(s.grad_z + at, channels - c);
                 const P a1 = (grad - pull * u) * zoom;                                                // eq. 10
                 const P tilde = gamma * a1 - narrow<A>(control[j].y) * decay * y;                     // eq. 11a
-                const P grad_x = tilde * load(s.inv + by_strip(s.samples, n, c)) - narrow<A>(control[j].one) * decay;  // eq. 12a
+                const P grad_x = tilde * load(s.inv + by_strip(s.block, n, c)) - narrow<A>(control[j].one) * decay;  // eq. 12a
                 grad_beta[j] += a1;
                 grad_gamma[j] += a1 * y;
                 if (s.grad_x) store(s.grad_x + at, grad_x, channels - c);

@@ -57,7 +57,7 @@ struct ControlScan {
 // D = 1: the moments are the input itself, and scan and apply are all there is.
 template <class T>
 struct ScalarForward {
-    int64_t samples, channels;
+    int64_t samples, block, channels;  // samples of the block's; see by_strip
     const double* alpha;        // [n]
     double eps;
     bool advance;
@@ -76,7 +76,7 @@ struct ScalarReplay {
 };
 template <class T>
 struct ScalarBackward {
-    int64_t samples, channels;
+    int64_t samples, block, channels;
     double decay;
     bool advance, bound;
     const Accumulator<T>*gamma, *beta, *y, *inv;
@@ -121,8 +121,8 @@ struct ScalarBackward {
                const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>&,         \
                bool streaming, int64_t ahead);                                                                      \
     template <class T>                                                                                              \
-    void apply_scalars(const Geometry&, const Accumulator<T>* u, T* z, int64_t samples, int64_t first, int64_t last, \
-                       const double* inv_zeta, const Ending<Accumulator<T>>&);                                             \
+    void apply_scalars(const Geometry&, const Accumulator<T>* u, T* z, int64_t samples, int64_t block, int64_t first, \
+                       int64_t last, const double* inv_zeta, const Ending<Accumulator<T>>&);                                             \
     template <class T>                                                                                              \
     void apply_grad(const Geometry&, const T* x, const T* grad_z, T* grad_x, int64_t first, int64_t last,           \
                     const Affine<Accumulator<T>>& affine, const double* inv_zeta, const Ending<Accumulator<T>>&,    \

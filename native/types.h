@@ -112,9 +112,11 @@ private:
     }
 };
 
-// Where D = 1, scratch lies strip by strip: channel c, a multiple of kLanes, of sample n of a block.
-ALWAYS_INLINE constexpr int64_t by_strip(int64_t samples, int64_t n, int64_t c) {
-    return (c / kStrip * samples + n) * kStrip + c % kStrip;
+// Where D = 1, scratch lies strip by strip: channel c, a multiple of kLanes, of sample n of a block. A strip has room for
+// as many samples as a whole block has, also in a shorter last one: so the strips of two threads never share a place,
+// even if one of them has gone on to the next block.
+ALWAYS_INLINE constexpr int64_t by_strip(int64_t block, int64_t n, int64_t c) {
+    return (c / kStrip * block + n) * kStrip + c % kStrip;
 }
 
 // An integer that is known when it is passed on.
