@@ -101,7 +101,7 @@ class _Guard(nn.Module):
             return u
         if self.guard == "layer_scaling" and u.is_cpu and not is_compiling() and not _is_tracing():
             mean, var = self._neutral
-            values = 0.0, 0.0, 0.0, self.guard, self.guard_eps, self.clamp_value, False, self.act
+            values = 0.0, 0.0, 0.0, self.guard, self.guard_eps, self.clamp_value, False, False, self.act
             return normalise(values, False, u, mean, var, mean, mean, None, None, None)  # faster than plain operations
         z = guarded(u.to(accumulate_in(u)), self.guard, self.guard_eps, self.clamp_value)
         return activated(z, self.act).to(u.dtype)
