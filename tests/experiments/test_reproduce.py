@@ -113,10 +113,10 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None
     began = time.monotonic()
     while not (record.exists() and json.loads(record.read_text())["rows"]):
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() - began < 120, "no epoch was done"
+        assert time.monotonic() - began < 300, "no epoch was done"
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 130, errors
     assert "The same command with --resume" in errors
     assert "Traceback" not in errors
@@ -127,11 +127,11 @@ def test_two_processes_do_the_same_run(tmp_path: Path) -> None:
     """Without a normaliser across samples it makes no difference who computes which half of a batch."""
     arguments = ("mlp", "--scale", "smoke", "--norm", "layer", "--set", "epochs=2")
     alone = start(tmp_path / "alone", *arguments)
-    _, errors = alone.communicate(timeout=120)
+    _, errors = alone.communicate(timeout=300)
     assert alone.returncode == 0, errors
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     together = start(tmp_path / "together", *arguments, launcher=launcher)
-    output, errors = together.communicate(timeout=240)
+    output, errors = together.communicate(timeout=400)
     assert together.returncode == 0, errors
     assert output.count("epoch 2 of 2") == 1, "each process reports"
     one, two = (
