@@ -104,7 +104,12 @@ def test_bad_options_are_named_before_anything_runs(arguments: list[str], messag
 def start(tmp_path: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
     command = [sys.executable, *launcher, "-m", "onlinenorm", "reproduce", *arguments, "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def heed_ctrl_c() -> None:  # a test run in the background of a shell would hand on that it is ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed_ctrl_c)
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
